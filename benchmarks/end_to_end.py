@@ -34,9 +34,9 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.result import Goal, finish
-from quantdrift.cli.embedded_nats import at_data
 from quantdrift.core.codec import encode as encode_record
 from quantdrift.core.config import Config, load
+from quantdrift.core.data_directory import at_data
 from quantdrift.core.records import Exchange, Sampling, Tensor
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.stream.connection import Queue

@@ -3,13 +3,18 @@
 `--check`, of `make lint`, writes nothing: it names the pages that are not what the code says, and exits with 1 if there are any.
 """
 
+import inspect
+import re
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
+from typing import Any, Generic, get_args, get_type_hints
 
 import click
 import msgspec
 
+import quantdrift
 from quantdrift.cli.main import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
@@ -29,6 +34,7 @@ def pages() -> dict[str, str]:
         "docs/reference/database.md": database_markdown(),
         "docs/reference/telemetry.md": telemetry_markdown(),
         "docs/reference/command-line.md": command_markdown(),
+        "docs/reference/python.md": python_markdown(),
         "deploy/kubernetes/prometheus/rules.yaml": prometheus_rule(),
     }
 
@@ -106,6 +112,109 @@ def command_markdown() -> str:
     for path, command, context in _commands(main, _context(main, "quantdrift", None)):
         lines += [f"## `{path}`", "", "```text", command.get_help(context), "```", ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def python_markdown() -> str:
+    """Return the page of the Python API: each public name, and the records that results are made of, as stubs."""
+    public = {name: getattr(quantdrift, name) for name in quantdrift.__all__}
+    functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
+    classes = {name: value for name, value in public.items() if inspect.isclass(value)}
+    lines = [
+        "# Python reference",
+        "",
+        "Generated from the code by `make docs`. [From Python](../how-to/python.md) shows how the functions are used. `quantdrift.aio` has the",
+        "same ones to be awaited. Each result has `str()`, the text that the command prints; `to_dict()`, what it prints with `--json`;",
+        "`notes`; and is shown as HTML in a notebook. A `File` is a path: `str | PathLike[str]`. A `Time` is `datetime | date | str`, the text as",
+        "`2026-11-11` or `2026-11-11T08:00`; a `Period` is `tuple[Time, Time]`, with its end exclusive.",
+        "",
+    ]
+    for name, function in functions.items():
+        lines += [f"## `quantdrift.{name}`", "", "```python", *_signature(name, function), "```", ""]
+        lines += _docs(function)
+    shown: dict[str, Any] = {}
+    for value in classes.values():
+        _collect(value, shown)
+    for name, value in shown.items():
+        lines += [f"## `{name}`", "", "```python", *_stub(value), "```", "", *_docs(value)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _signature(name: str, function: Any) -> list[str]:
+    """Return the head of a function, with a line for each parameter where there are several."""
+    signature = inspect.signature(function)
+    parameters = [_parameter(value) for value in signature.parameters.values()]
+    keyword = [value.kind is inspect.Parameter.KEYWORD_ONLY for value in signature.parameters.values()]
+    if True in keyword:
+        parameters.insert(keyword.index(True), "*")
+    returned = _plain(inspect.formatannotation(signature.return_annotation))
+    if len(parameters) <= 2:
+        return [f"def {name}({', '.join(parameters)}) -> {returned}: ..."]
+    return [f"def {name}(", *(f"    {parameter}," for parameter in parameters), f") -> {returned}: ..."]
+
+
+def _collect(value: Any, shown: dict[str, Any]) -> None:
+    """Add a class, and the records and enums of its fields, by name."""
+    if not value.__module__.startswith("quantdrift.") or shown.get(value.__name__) is value:
+        return
+    if value.__name__ in shown:
+        raise ValueError(f"{value} has the name of {shown[value.__name__]}: rename one of them")
+    shown[value.__name__] = value
+    if issubclass(value, msgspec.Struct):
+        hints = list(get_type_hints(value).values())
+        while hints:
+            hint = hints.pop(0)
+            hints += get_args(hint)
+            if inspect.isclass(hint) and issubclass(hint, msgspec.Struct | Enum):
+                _collect(hint, shown)
+
+
+def _stub(value: Any) -> list[str]:
+    """Return the fields, members or methods of a class."""
+    if issubclass(value, Enum):
+        return [f"class {value.__name__}(Enum):", *(f"    {one.name} = {one.value!r}" for one in value)]
+    bases = [base.__name__ for base in value.__bases__ if base not in {object, Generic}]
+    lines = [f"class {value.__name__}({', '.join(bases)}):" if bases else f"class {value.__name__}:"]
+    if issubclass(value, msgspec.Struct):
+        inherited = {name for base in value.__bases__ for name in getattr(base, "__struct_fields__", ())}
+        hints = get_type_hints(value)
+        lines += [
+            f"    {name}: {_plain(inspect.formatannotation(hints[name]))}"
+            for name in value.__struct_fields__
+            if name not in inherited
+        ]
+    for name, member in vars(value).items():
+        if name.startswith("_") or not inspect.getdoc(member):
+            continue
+        if isinstance(member, property):
+            returned = inspect.signature(member.fget).return_annotation if member.fget else Any
+            lines.append(f"    {name}: {_plain(inspect.formatannotation(returned))}  # property")
+        elif inspect.isfunction(member):
+            lines += [f"    {line}" for line in _signature(name, member)]
+    return lines if len(lines) > 1 else [f"{lines[0]} ..."]
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    if parameter.annotation is parameter.empty:
+        return f"{parameter.name}{default}"
+    annotation = inspect.formatannotation(parameter.annotation)
+    return f"{parameter.name}: {_plain(annotation)}{default}"
+
+
+def _plain(annotation: str) -> str:
+    """Return an annotation without the names of modules, and with the aliases that the code uses."""
+    text = re.sub(r"~|\b(?:[a-z_]+\.)+", "", annotation.replace("'", ""))
+    for alias, meaning in (
+        ("File", "str | PathLike[str]"),
+        ("Time", "datetime | date | str"),
+        ("Period", "tuple[Time, Time]"),
+    ):
+        text = text.replace(meaning, alias)
+    return text
+
+
+def _docs(value: Any) -> list[str]:
+    return ["```text", inspect.getdoc(value) or "", "```", ""]
 
 
 def _commands(

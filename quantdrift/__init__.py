@@ -1,17 +1,74 @@
 """quantdrift: finds the input slice on which a quantised model has silently gone bad."""
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from quantdrift import aio
+    from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
+    from quantdrift.release.compare import CompareResult, compare
+    from quantdrift.release.connect import Connection, FiguresResult, IncidentsResult, connect
+    from quantdrift.release.diagnose import DiagnoseResult, diagnose
+    from quantdrift.release.gate import GateResult, gate
+    from quantdrift.release.plan import PlanResult, plan
+    from quantdrift.release.progress import Progress
+    from quantdrift.release.repair import RepairResult, repair
     from quantdrift.sidecar.tap import Tap
 
-__all__ = ["Tap"]
+__all__ = [
+    "CompareResult",
+    "Connection",
+    "DiagnoseResult",
+    "FiguresResult",
+    "GateResult",
+    "IncidentsResult",
+    "OperatorError",
+    "PlanResult",
+    "Progress",
+    "QuantdriftError",
+    "RepairResult",
+    "RetryError",
+    "Tap",
+    "aio",
+    "compare",
+    "connect",
+    "diagnose",
+    "gate",
+    "plan",
+    "repair",
+]
+
+_MODULES: Final = {
+    "CompareResult": "release.compare",
+    "Connection": "release.connect",
+    "DiagnoseResult": "release.diagnose",
+    "FiguresResult": "release.connect",
+    "GateResult": "release.gate",
+    "IncidentsResult": "release.connect",
+    "OperatorError": "core.errors",
+    "PlanResult": "release.plan",
+    "Progress": "release.progress",
+    "QuantdriftError": "core.errors",
+    "RepairResult": "release.repair",
+    "RetryError": "core.errors",
+    "Tap": "sidecar.tap",
+    "compare": "release.compare",
+    "connect": "release.connect",
+    "diagnose": "release.diagnose",
+    "gate": "release.gate",
+    "plan": "release.plan",
+    "repair": "release.repair",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Return the tap when it is asked for: importing `quantdrift` alone loads nothing else."""
-    if name != "Tap":
+    """Return a public name when it is asked for: importing `quantdrift` alone loads nothing else."""
+    if name == "aio":
+        return importlib.import_module("quantdrift.aio")
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from quantdrift.sidecar.tap import Tap  # noqa: PLC0415 - see above
+    return getattr(importlib.import_module(f"quantdrift.{_MODULES[name]}"), name)
 
-    return Tap
+
+def __dir__() -> list[str]:
+    return __all__

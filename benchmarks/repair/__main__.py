@@ -44,9 +44,10 @@ from benchmarks.repair.strangers import QUICK as QUICK_STRANGERS
 from benchmarks.repair.strangers import Strangers, stranger_figures
 from benchmarks.result import Goal, finish
 from quantdrift.core.config.schema import OutputKind
+from quantdrift.facts.diagnosis import Diagnosis, DiagnosisVerdict
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
 from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.repair.blame import Diagnosis, Verdict, diagnose
+from quantdrift.shadow.repair.blame import diagnose
 from quantdrift.shadow.repair.sites import SwitchableCopy
 from quantdrift.shadow.tensors.arrays import Outputs
 
@@ -166,7 +167,7 @@ def measure(scale: Scale, folder: Path) -> dict[str, float]:
         found = found_in(patient, [one, other], seed)
         both.append({site.site for site in found.blamed[:2]} == {one.site, other.site})
     accused = [
-        _healthy(patient, 30_000 + seed).verdict is Verdict.NAMED
+        _healthy(patient, 30_000 + seed).verdict is DiagnosisVerdict.NAMED
         for seed in _each("nothing wrong", scale.healthy)
     ]
     others = {

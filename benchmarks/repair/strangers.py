@@ -27,13 +27,14 @@ from benchmarks.repair.shapes import Shape, write_shape
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.errors import OperatorError
 from quantdrift.drift.evidence.observations import BoolArray, IntArray
-from quantdrift.drift.gate import Outcome, Question
+from quantdrift.drift.gate import Question
+from quantdrift.facts.gate import Outcome
+from quantdrift.facts.repairs import Measured, Repair, RepairKind, RepairOutcome
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.gate.judge import Asked, Observed, judge
 from quantdrift.shadow.repair.blame import diagnose
-from quantdrift.shadow.repair.remedies import Kind as RepairKind
-from quantdrift.shadow.repair.remedies import Measured, Repair, Result, Workbench, halves
+from quantdrift.shadow.repair.remedies import Workbench, halves
 from quantdrift.shadow.repair.samples import Recording
 from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
 from quantdrift.shadow.tensors.arrays import Outputs
@@ -189,7 +190,7 @@ def _moved(n: int, folder: Path) -> dict[str, float]:
         if after.mean() - before.mean() > 0.1:
             (measured,) = _measured(case)
             shown = any(change.after > change.before for change in measured.cut.values())
-            unsaid.append(measured.result is not Result.MOVES and not shown)
+            unsaid.append(measured.result is not RepairOutcome.MOVES and not shown)
     return {
         "moved_damage": float(len(unsaid)),
         "moved_damage_unsaid": float(np.mean(unsaid)) if unsaid else 0.0,

@@ -41,8 +41,8 @@ from benchmarks.storm.faults import FAULTS, Fault, Kind, Storm
 from benchmarks.storm.stack import Stack, running
 from benchmarks.storm.table import SLICE, Outcome, goals_of, show
 from benchmarks.storm.traffic import Traffic
-from quantdrift.cli.embedded_nats import at_data
 from quantdrift.core.config.schema import Config, Sidecar
+from quantdrift.core.data_directory import at_data
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.stream.backlog import read_waiting
 from quantdrift.core.stream.connection import Queue

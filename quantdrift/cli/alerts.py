@@ -14,11 +14,10 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.records import Verdict
-from quantdrift.core.text import plain, plain_lines
+from quantdrift.core.text import columns, plain, plain_lines
 from quantdrift.facts.status import alert_kind
 from quantdrift.facts.words.ending import ENDS
 from quantdrift.facts.words.happened import ACTIONS
@@ -347,21 +346,6 @@ def decide(
 NO_NOTE = click.option(
     "--no-note", is_flag=True, help="With an alert: do not write the result to it as a note."
 )
-
-
-def add_note(
-    config_path: Path, data: Path | None, alert_id: int, kind: str, said: str, details: Mapping[str, Any]
-) -> None:
-    """Write what a command has found about an alert as a note; where that is not possible, say why on stderr."""
-    from quantdrift.storage.monitor.alerts import FindingKind, add_finding
-
-    async def ask(connection: "AsyncConnection") -> None:
-        await add_finding(connection, alert_id, FindingKind(kind), said, details)
-
-    try:
-        run(config_path, data, ask)
-    except QuantdriftError as error:
-        click.echo(f"Alert {alert_id} has no note of this result: {error}", err=True)
 
 
 def run(

@@ -9,10 +9,9 @@ import click
 import msgspec
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.text import plain
+from quantdrift.core.text import columns, plain
 
 if TYPE_CHECKING:
     from quantdrift.storage.audit import Entry

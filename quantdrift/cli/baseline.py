@@ -9,10 +9,11 @@ import click
 import msgspec
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, REASON, emit, prepare
-from quantdrift.cli.output import Steps, columns
+from quantdrift.cli.output import Steps
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
+from quantdrift.core.text import columns
 
 if TYPE_CHECKING:
     from quantdrift.monitor.baselines.decisions import Scope

@@ -8,12 +8,13 @@ import click
 import msgspec
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.cli.output import Steps, columns
+from quantdrift.cli.output import Steps
 from quantdrift.core.clusters import LEAST_VECTORS, MOST_IDS, OTHER_ID, SAMPLE_SHARE, Clustering
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.text import columns
 
 if TYPE_CHECKING:
     from quantdrift.storage.slices.clusters import Space

@@ -113,7 +113,7 @@ def config_check(
 
 def _origins(config: Config, candidates: Sequence[str]) -> list[str]:
     """Return notes about faulty weights of candidates; one of another checkpoint raises `OperatorError`."""
-    from quantdrift.cli.candidate_origin import check_origin
+    from quantdrift.shadow.repair.origin import check_origin
 
     notes: list[str] = []
     for candidate in candidates:

@@ -5,21 +5,17 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import msgspec
-
 from quantdrift.cli.certificates import server_certificate
-from quantdrift.cli.options import embedded_address
-from quantdrift.cli.setup import SUFFIX, configuration, keys
+from quantdrift.cli.setup import configuration, keys
 from quantdrift.core.config.schema import MIB, Stream
+from quantdrift.core.data_directory import at_server, authority, certificates, key, key_directory
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.process.nats_server import ENCRYPTION, Access, server_url
 from quantdrift.core.stream.rights import NatsRole
-from quantdrift.core.tls import ServerCertificate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from quantdrift.core.config.schema import Config
     from quantdrift.core.stream.connection import Queue
 
 LEAST_FREE_BYTES: Final = 64 * MIB
@@ -47,13 +43,8 @@ def access(directory: Path, name: str) -> Access:
     """
     return Access(
         users=configuration(name, keys(key_directory(directory))),
-        certificate=server_certificate(_certificates(directory)),
+        certificate=server_certificate(certificates(directory)),
     )
-
-
-def key_directory(directory: Path) -> Path:
-    """Return where the keys of the server in `directory` are, one file for each role."""
-    return directory / "keys"
 
 
 def nats_variables(directory: Path, url: str, role: NatsRole | None = None) -> dict[str, str]:
@@ -66,43 +57,11 @@ def nats_variables(directory: Path, url: str, role: NatsRole | None = None) -> d
     """
     found = {
         "QUANTDRIFT__STREAM__URL": url,
-        "QUANTDRIFT__STREAM__CA_FILE": str(_authority(directory).absolute()),
+        "QUANTDRIFT__STREAM__CA_FILE": str(authority(directory).absolute()),
     }
     if role is not None:
-        found["QUANTDRIFT__STREAM__CREDENTIALS_FILE"] = str(_key(directory, role).absolute())
+        found["QUANTDRIFT__STREAM__CREDENTIALS_FILE"] = str(key(directory, role).absolute())
     return found
-
-
-def at_data(config: "Config", data: Path | None, role: NatsRole = NatsRole.OPERATOR) -> "Config":
-    """Return the configuration with the embedded NATS server of a running `quantdrift up`, if it has one.
-
-    Parameters
-    ----------
-    data
-        Data directory of `quantdrift up`; None: leave the configuration as it is.
-    role
-        Whose rights are needed.
-
-    Raises
-    ------
-    OperatorError
-        It is not the data directory of a running `quantdrift up`.
-    """
-    if data is None:
-        return config
-    if not (data / "nats.url").exists() and (data / "dsn").exists():
-        return config
-    stream = at_server(config.stream, data / "nats", embedded_address(data, "nats.url"), role)
-    # The file, not what is in it now: a server that outlives `quantdrift up` finds the next one at another port.
-    stream = msgspec.structs.replace(stream, url_file=str((data / "nats.url").absolute()))
-    return msgspec.structs.replace(config, stream=stream)
-
-
-def at_server(stream: "Stream", directory: Path, url: str, role: NatsRole) -> "Stream":
-    """Return the options of the connection to the server in `directory`, with the key of a role."""
-    return msgspec.structs.replace(
-        stream, url=url, ca_file=str(_authority(directory)), credentials_file=str(_key(directory, role))
-    )
 
 
 class ExemplarRoom:
@@ -178,15 +137,3 @@ class ExemplarRoom:
             return asyncio.run(done())
         except (QuantdriftError, TimeoutError):
             return None
-
-
-def _key(directory: Path, role: NatsRole) -> Path:
-    return key_directory(directory) / f"{role}{SUFFIX}"
-
-
-def _certificates(directory: Path) -> Path:
-    return directory / "tls"
-
-
-def _authority(directory: Path) -> Path:
-    return ServerCertificate.in_directory(_certificates(directory)).authority

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, JSON, REASON, audit_dsn, data_option, emit
-from quantdrift.cli.output import Steps, columns
+from quantdrift.cli.output import Steps
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.data_directory import at_data
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Exemplar, ExemplarKind, Tensor
 from quantdrift.core.stream.config import EXEMPLAR_AGE_S, EXEMPLARS_EACH
 from quantdrift.core.stream.rights import NatsRole
-from quantdrift.core.text import plain
+from quantdrift.core.text import columns, plain
 
 if TYPE_CHECKING:
     from quantdrift.core.stream.connection import Queue

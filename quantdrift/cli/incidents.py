@@ -1,6 +1,5 @@
 """The command `quantdrift incidents`: what happened, whom it hit, whether it is over, and who did what."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,10 +8,8 @@ import msgspec
 
 from quantdrift.cli.alerts import command_options, completed, decide, run
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.text import plain, plain_lines
-from quantdrift.facts.status import alert_kind
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -58,6 +55,7 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_ended: bool,
       quantdrift incidents list --model digits --all --json
     """
     from quantdrift.core.links import incident_page
+    from quantdrift.facts.words.incident import incident_table
     from quantdrift.storage.incidents import list_incidents, with_costs
 
     async def ask(connection: "AsyncConnection") -> "list[Incident]":
@@ -73,21 +71,7 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_ended: bool,
     if not found:
         click.echo(f"No {'' if with_ended else 'current '}incidents{f' of {plain(model)}' if model else ''}.")
         return
-    head: tuple[str, ...] = (
-        "incident",
-        "kind",
-        "model",
-        "version",
-        "slices",
-        "began (UTC)",
-        "state",
-        "changed answers",
-        "people",
-    )
-    rows = [_row(one) for one in found]
-    if config.web.url:
-        head, rows = (*head, "live page"), [(*row, link) for row, link in zip(rows, links, strict=True)]
-    click.echo(columns(head, rows))
+    click.echo(str(incident_table(found, links if config.web.url else ())))
 
 
 @incidents.command("show")
@@ -243,28 +227,7 @@ def _next(incident: "Incident", options: str) -> list[str]:
     return [f"{_WHEN[command.split()[2]]}: {command}" for command in commands]
 
 
-def _row(incident: "Incident") -> tuple[str, ...]:
-    from quantdrift.facts.figures import shown
-
-    mitigation = f" ({incident.mitigation})" if incident.mitigation else ""
-    return (
-        str(incident.id),
-        alert_kind(incident.severity),
-        plain(incident.model),
-        plain(incident.version),
-        plain(", ".join(incident.slices)),
-        _utc(incident.began_at),
-        f"{incident.state}{mitigation}{f' {_utc(incident.ended_at)}' if incident.ended_at else ''}",
-        "-" if incident.changed is None else shown(incident.changed).value,
-        "-" if incident.people is None else f">= {shown(incident.people).value}",
-    )
-
-
 def _told(event: "StoryEvent") -> str:
-    from quantdrift.facts.words.incident import story_sentence
+    from quantdrift.facts.words.incident import story_sentence, utc
 
-    return f"{_utc(event.at)} UTC  {plain_lines(story_sentence(event)).splitlines()[0]}"
-
-
-def _utc(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M}"
+    return f"{utc(event.at)} UTC  {plain_lines(story_sentence(event)).splitlines()[0]}"

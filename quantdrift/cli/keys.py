@@ -8,10 +8,10 @@ import click
 import msgspec
 
 from quantdrift.cli.options import JSON, emit, span_of
-from quantdrift.cli.output import columns
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.keys import Key, KeyRing, load_keys, write_keys
+from quantdrift.core.text import columns
 
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 _ARGUMENT = "FILE"

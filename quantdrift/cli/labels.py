@@ -10,11 +10,11 @@ import click
 import msgspec
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.cli.output import Steps, columns
+from quantdrift.cli.output import Steps
 from quantdrift.core.config.load import Role
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.text import plain
+from quantdrift.core.text import columns, plain
 
 if TYPE_CHECKING:
     from quantdrift.facts.figures import Figure

@@ -4,26 +4,24 @@ import importlib
 import logging
 import os
 import re
-import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 import click
 import msgspec
 
 from quantdrift.core.config.load import Role, Secrets, UnreadableSecretError, load, load_secrets
 from quantdrift.core.config.schema import Config
-from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.data_directory import UP_DATA, default_data, embedded_address, secrets_at
+from quantdrift.core.errors import OperatorError
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.passed_secrets import variables
 from quantdrift.core.process.kept_config import DIRECTORY_VARIABLE, kept, load_or_kept
 
 _LOG = logging.getLogger(__name__)
 Command = TypeVar("Command", bound=Callable[..., Any])
-_ANSWER_S: Final = 2.0
 
 CONFIG = click.option(
     "--config",
@@ -40,24 +38,11 @@ WITHOUT_MODELS: Final = (
     " of your own (docs/quick-start.md), and name it with --config"
 )
 """What a configuration without a model does, and what to do."""
-UP_DATA: Final = Path(".quantdrift")
-"""Where `quantdrift up` keeps its data, in the folder in which it is started."""
 
 
-def _found_data(context: click.Context, _: click.Parameter, given: Path | None) -> Path | None:
-    """Return the data directory that was given, or the one that `quantdrift up` has made in this folder.
-
-    A Postgres that is configured comes first: then there is none without `--data`.
-    """
-    if given is not None or os.environ.get("QUANTDRIFT_DSN"):
-        return given
-    if not any((UP_DATA / name).exists() for name in ("dsn", "nats.url")):
-        return None
-    try:
-        config = load(context.params.get("config_path") or Path("config.toml"))
-    except QuantdriftError:
-        return None  # the command loads it too, and says what is wrong
-    return None if config.storage.dsn_file else UP_DATA
+def _default_data(context: click.Context, _: click.Parameter, given: Path | None) -> Path | None:
+    """Return the data directory that was given, or the one that `quantdrift up` has made in this folder."""
+    return given or default_data(context.params.get("config_path") or Path("config.toml"))
 
 
 def data_option(uses: str, *, is_found: bool = True) -> Callable[[Command], Command]:
@@ -75,7 +60,7 @@ def data_option(uses: str, *, is_found: bool = True) -> Callable[[Command], Comm
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
         envvar="QUANTDRIFT_DATA",
-        callback=_found_data if is_found else None,
+        callback=_default_data if is_found else None,
         help=f"Data directory of a running `quantdrift up`; the command uses its {uses}.{found if is_found else ''}",
     )
 
@@ -132,9 +117,6 @@ def span_of(option: str, text: str) -> timedelta:
 REASON = click.option("--reason", default="", help="Reason; it is stored, in the audit for ever.")
 
 
-_LOG = logging.getLogger(__name__)
-
-
 def prepare(
     config_path: Path, role: Role, data: Path | None = None, *, address: str = "dsn"
 ) -> tuple[Config, Secrets]:
@@ -156,17 +138,6 @@ def prepare(
 def set_up_logs(config: Config) -> None:
     """Set up logging under the command's name."""
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
-
-
-def secrets_at(config: Config, role: Role, data: Path | None = None, *, address: str = "dsn") -> Secrets:
-    """Return the secrets of `role`; parameters as of `prepare`."""
-    environment = variables()
-    if data is not None and role is not Role.SIDECAR and not environment.get("QUANTDRIFT_DSN"):
-        embedded_address(data, address)
-        # The file, not what is in it now: a server that outlives `quantdrift up` finds the next one at another port.
-        storage = msgspec.structs.replace(config.storage, dsn_file=str((data / address).absolute()))
-        config = msgspec.structs.replace(config, storage=storage)
-    return load_secrets(config, role, environment)
 
 
 def _say(why_kept: str) -> None:
@@ -221,29 +192,6 @@ def prepare_sidecar(config_path: Path) -> tuple[Config, Secrets | None]:
         secrets = load_secrets(config, Role.SIDECAR)
         _LOG.error("%s\nThe last configuration that was accepted is used instead, %s", error, last)
         return config, secrets
-
-
-def embedded_address(data: Path, name: str) -> str:
-    """Return the address of an embedded server from the file `name` of a data directory of `quantdrift up`.
-
-    Raises
-    ------
-    OperatorError
-        There is no such file, or nothing answers at the address.
-    """
-    try:
-        address = (data / name).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise OperatorError(f"{data} has no file `{name}`: start `quantdrift up --data {data}`") from error
-    found = urlsplit(address)
-    try:
-        socket.create_connection((found.hostname, found.port), timeout=_ANSWER_S).close()
-    except OSError as error:
-        raise OperatorError(
-            f"no server answers at {found.hostname}:{found.port}, the address in {data / name}: start"
-            f" `quantdrift up --data {data}`, or wait until it is up"
-        ) from error
-    return address
 
 
 def _command() -> str:

@@ -1,14 +1,21 @@
 """Terminal output: progress, tables, and the summary of a configuration."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import click
 
 from quantdrift.cli.config_summary import Explanation
 from quantdrift.cli.options import WITHOUT_MODELS
 from quantdrift.core.tasks import MEASURES
+from quantdrift.core.text import columns
+
+if TYPE_CHECKING:
+    from click._termui_impl import ProgressBar
+
+    from quantdrift.release.progress import Progress
 
 
 class Steps:
@@ -25,25 +32,60 @@ class Steps:
         self._live = sys.stderr.isatty()
 
     def __enter__(self) -> Callable[[str], None]:
-        return self._step
+        return self.step
 
     def __exit__(self, *_: object) -> None:
         if self._live and not self._quiet:
             click.echo("\r\x1b[K", nl=False, err=True)
 
-    def _step(self, text: str) -> None:
+    def step(self, text: str) -> None:
+        """Show what begins."""
         if not self._quiet:
             click.echo(f"\r\x1b[K{text} ..." if self._live else text, nl=not self._live, err=True)
 
 
-def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as text, with left-aligned columns as wide as their longest cell."""
-    lines = [tuple(head), *(tuple(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+class ProgressLine:
+    """Progress of a call on stderr: steps as of `Steps`, and a bar for what is counted.
+
+    Parameters
+    ----------
+    quiet
+        Show notes alone, because the output is JSON.
+    name
+        Stands before each note.
+    """
+
+    def __init__(self, *, quiet: bool, name: str = "") -> None:
+        self._steps, self._quiet, self._name = Steps(quiet=quiet), quiet, name
+        self._bar: ProgressBar[int] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end_bar()
+        self._steps.__exit__(*error)
+
+    def __call__(self, progress: "Progress") -> None:
+        """Show what is done now."""
+        if progress.is_note:
+            self._end_bar()
+            click.echo(f"{self._name}{progress.text}", err=True)
+        elif not progress.total:
+            self._end_bar()
+            self._steps.step(progress.text)
+        elif not self._quiet:
+            if self._bar is None:
+                self._bar = click.progressbar(length=progress.total, label=progress.text, file=sys.stderr)
+                self._bar.__enter__()
+            self._bar.update(progress.done - self._bar.pos)
+            if progress.done >= progress.total:
+                self._end_bar()
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar = None
 
 
 def explained(explanation: Explanation, path: Path) -> str:

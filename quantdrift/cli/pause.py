@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, JSON, REASON, audit_dsn, data_option, emit, span_of
 from quantdrift.core.config.address import Address, read_address
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Stream
+from quantdrift.core.data_directory import at_data
 from quantdrift.core.errors import OperatorError, RetryError, os_error_text
 from quantdrift.core.sampling.pause import KEY, LocalPause, Order, Pause, PauseError, decode, encode
 from quantdrift.core.text import plain
@@ -326,7 +326,7 @@ def _print_pause(current: Pause, *, as_json: bool) -> None:
     if not orders:
         click.echo("Nothing is paused; sidecars follow within five seconds.")
         return
-    from quantdrift.cli.output import columns
+    from quantdrift.core.text import columns
 
     rows = [
         (

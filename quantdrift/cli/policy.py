@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, JSON, data_option, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
+from quantdrift.core.data_directory import at_data
 from quantdrift.core.errors import RetryError
 from quantdrift.core.notation import number
 from quantdrift.core.sampling.policy_message import (
@@ -65,7 +65,7 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
     """
     import asyncio
 
-    from quantdrift.cli.output import columns
+    from quantdrift.core.text import columns
 
     config = at_data(load(config_path), data)
     try:

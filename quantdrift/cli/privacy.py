@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.cli.output import Steps, columns
+from quantdrift.cli.output import Steps
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.load import Role, hmac_key
+from quantdrift.core.data_directory import at_data
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.keys import KeyRing, is_key_file, load_keys, read_keys
 from quantdrift.core.records import Metric, Side, Verdict
 from quantdrift.core.sealing import envelope_of, is_sealed, unseal
 from quantdrift.core.slices import attribute_key
 from quantdrift.core.stream.rights import NatsRole
-from quantdrift.core.text import plain
+from quantdrift.core.text import columns, plain
 
 if TYPE_CHECKING:
     from quantdrift.core.config.schema import Config

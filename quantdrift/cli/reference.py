@@ -10,11 +10,11 @@ import click
 import msgspec
 
 from quantdrift.cli.options import CONFIG, JSON, emit
-from quantdrift.cli.output import columns
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model, Reference
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
-from quantdrift.core.passed_secrets import variables
+from quantdrift.core.text import columns
+from quantdrift.release.models import chosen_reference, model_named
 
 if TYPE_CHECKING:
     from quantdrift.shadow.runtimes.canaries.canaries import Deviation
@@ -125,6 +125,8 @@ def record_(
     config = load(config_path)
     model = model_named(config, name)
     number_used, reference = chosen_reference(model, number)
+    from quantdrift.shadow.runtimes.registry import opened_reference
+
     runtime = opened_reference(config, model, reference)
     try:
         canaries = record(runtime, _given(runtime, inputs, n_items=items, seed=seed))
@@ -236,39 +238,13 @@ def _deviations(config: Config, model: Model, reference: Reference) -> "list[Dev
     from quantdrift.shadow.runtimes.canaries.canaries import deviations, read_canaries
 
     canaries = read_canaries(Path(reference.canaries))
+    from quantdrift.shadow.runtimes.registry import opened_reference
+
     runtime = opened_reference(config, model, reference)
     try:
         return deviations(runtime, canaries)
     finally:
         runtime.close()
-
-
-def opened_reference(config: Config, model: Model, reference: Reference) -> "ReferenceRuntime":
-    """Return a loaded reference."""
-    from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
-
-    return open_reference(
-        runtime_request(config, model, reference, variables().get("QUANTDRIFT_REFERENCE_TOKEN", ""))
-    )
-
-
-def model_named(config: Config, name: str) -> Model:
-    """Return a model of the configuration by its name."""
-    for model in config.models:
-        if model.name == name:
-            return model
-    names = ", ".join(f"`{model.name}`" for model in config.models) or "none"
-    raise OperatorError(f"there is no model `{name}` in the configuration; known are: {names}")
-
-
-def chosen_reference(model: Model, number: int | None) -> tuple[int, Reference]:
-    """Return a reference of a model with its number, from 1; without a number the only one."""
-    chosen = number or 1
-    if chosen > len(model.references) or (number is None and len(model.references) > 1):
-        raise OperatorError(
-            f"model `{model.name}` has {len(model.references)} references: choose one with --reference"
-        )
-    return chosen, model.references[chosen - 1]
 
 
 def _row(result: Checked) -> tuple[str, str, str, str]:

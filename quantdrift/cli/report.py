@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.cli.output import Steps, columns
+from quantdrift.cli.output import Steps
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.text import columns
 from quantdrift.facts.status import said
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import Final
 
 import click
 
-from quantdrift.cli.options import CONFIG, UP_DATA, WITHOUT_MODELS, data_option, prepare, prepare_sidecar
+from quantdrift.cli.options import CONFIG, WITHOUT_MODELS, data_option, prepare, prepare_sidecar
 from quantdrift.core.config.load import Role
+from quantdrift.core.data_directory import UP_DATA
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process.kept_config import DIRECTORY_VARIABLE, KEPT, load_or_kept
 
@@ -53,8 +54,8 @@ def shadow(config_path: Path, data: Path | None) -> None:
     Example:
       QUANTDRIFT_DSN=postgresql://... quantdrift shadow -c config.toml
     """
-    from quantdrift.cli.embedded_nats import at_data
     from quantdrift.cli.embedded_postgres import address_file
+    from quantdrift.core.data_directory import at_data
     from quantdrift.core.process.run import GRACE_S, run
     from quantdrift.core.stream.rights import NatsRole
     from quantdrift.shadow.worker import serve
@@ -77,8 +78,8 @@ def monitor(config_path: Path, data: Path | None) -> None:
     Example:
       QUANTDRIFT_DSN=postgresql://... quantdrift monitor -c config.toml
     """
-    from quantdrift.cli.embedded_nats import at_data
     from quantdrift.cli.embedded_postgres import address_file
+    from quantdrift.core.data_directory import at_data
     from quantdrift.core.process.run import GRACE_S, run
     from quantdrift.core.stream.rights import NatsRole
     from quantdrift.monitor.service import serve

@@ -15,6 +15,7 @@ import nkeys
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, audit_dsn, emit, load_under_up, prepare
 from quantdrift.core.config.load import Role
+from quantdrift.core.data_directory import SUFFIX
 from quantdrift.core.errors import OperatorError, os_error_text
 from quantdrift.core.process.admin import INSTANCE
 from quantdrift.core.process.nats_server import make_encryption
@@ -25,7 +26,6 @@ from quantdrift.core.text import plain
 if TYPE_CHECKING:
     from quantdrift.core.config.schema import Stream
 
-SUFFIX: Final = ".nk"
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SEED_BYTES = 32
 

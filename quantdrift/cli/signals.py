@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quantdrift.cli.output import columns
 from quantdrift.core.notation import count_of, number
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.text import columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, LazyGroup, emit, prepare
-from quantdrift.cli.output import Steps, columns
+from quantdrift.cli.output import Steps
 from quantdrift.cli.signals import noise_lines, signal_lines
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import count_of, number
+from quantdrift.core.text import columns
 from quantdrift.facts.figures import shown
 from quantdrift.facts.status import said
 

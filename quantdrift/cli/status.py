@@ -15,19 +15,19 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quantdrift.cli.blockers import Facts, Port, ago, blockers, models_of, nameless, notes
-from quantdrift.cli.embedded_nats import at_data
-from quantdrift.cli.options import CONFIG, DATA, JSON, emit, secrets_at, set_up_logs, span_of
-from quantdrift.cli.output import columns
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, set_up_logs, span_of
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import Role
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.config.state import shared_digest
+from quantdrift.core.data_directory import at_data, secrets_at
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.notation import count_of, number
 from quantdrift.core.process.kept_config import KEPT, load_or_kept
 from quantdrift.core.process.states import STATES, PartState, read_states, up_runs
 from quantdrift.core.records import UNANSWERED
 from quantdrift.core.sampling.pause import KEY, Pause, PauseError, decode
+from quantdrift.core.text import columns
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import period
 from quantdrift.facts.status import RANK, said

@@ -8,12 +8,12 @@ import click
 
 from quantdrift.cli.alerts import replaced_lines
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import number
 from quantdrift.core.records import Verdict
+from quantdrift.core.text import columns
 from quantdrift.facts.status import said
 
 if TYPE_CHECKING:

@@ -26,15 +26,15 @@ import aiohttp
 import msgspec
 
 from quantdrift.cli.embedded import Report
-from quantdrift.cli.embedded_nats import access, key_directory, nats_variables
+from quantdrift.cli.embedded_nats import access, nats_variables
 from quantdrift.cli.embedded_postgres import address_file
-from quantdrift.cli.options import embedded_address
 from quantdrift.cli.outage import LastError, Outage
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.config.state import changed_options, config_state
 from quantdrift.core.config.web import TOKEN_VARIABLE
+from quantdrift.core.data_directory import embedded_address, key_directory
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.notation import listed
 from quantdrift.core.output import background

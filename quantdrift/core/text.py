@@ -1,8 +1,11 @@
 """Texts from outside, made safe to show: in a terminal, a log, a report, a page or an event."""
 
 import re
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 _CONTROL = (
     *range(0x20),
@@ -39,6 +42,36 @@ def plain(text: str, max_length: int = 0) -> str:
 def plain_lines(text: str) -> str:
     """Return a text of several lines, otherwise as `plain`."""
     return text.translate(_IN_LINES)
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A table of texts.
+
+    Parameters
+    ----------
+    text
+        What a terminal shows; empty: left-aligned columns as wide as their longest cell.
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text: str = ""
+
+    def __str__(self) -> str:
+        """Return it as people read it in a terminal."""
+        if self.text:
+            return self.text
+        lines = [self.head, *self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.head))]
+        return "\n".join(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+
+def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as text."""
+    return str(Table(tuple(head), tuple(map(tuple, rows))))
 
 
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?=$|-)")

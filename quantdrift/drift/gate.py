@@ -43,13 +43,11 @@ the median. At the limit itself hardly anything is ever decided, and `Trial.need
 import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from quantdrift.core.slices import ALL
 from quantdrift.drift.evidence.few_values import (
     Wealth,
     against_less,
@@ -59,29 +57,11 @@ from quantdrift.drift.evidence.few_values import (
 )
 from quantdrift.drift.evidence.group import ROUNDING
 from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.facts.gate import Decision, Kind, LoadRun, Outcome, SliceAnswer
 
 ALPHA: Final = 0.05
 MOST_NEEDED: Final = 10**7
 """More groups than that are not worth waiting for: the mean is at its limit."""
-
-
-class Outcome(StrEnum):
-    """What the gate says of a question, a slice or a candidate."""
-
-    PASS = "pass"  # noqa: S105 - no password
-    FAIL = "fail"
-    INSUFFICIENT = "insufficient"
-
-
-class Kind(StrEnum):
-    """What a question is about."""
-
-    FLIPS = "flips"
-    HARM = "harm"
-    ACCURACY = "accuracy"
-    DIVERGENCE = "divergence"
-    LATENCY = "latency"
-    THROUGHPUT = "throughput"
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,143 +304,6 @@ def outcome_of(outcomes: Iterable[Outcome]) -> Outcome:
     if Outcome.FAIL in found:
         return Outcome.FAIL
     return Outcome.PASS if found == {Outcome.PASS} else Outcome.INSUFFICIENT
-
-
-class SliceAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one question about one slice, as it is shown, stored and sent.
-
-    Parameters
-    ----------
-    slice
-        Name of the slice.
-    question
-        What was asked.
-    verdict, n, mean, low, high, limit, more
-        As of `Answer`.
-    """
-
-    slice: str
-    question: Kind
-    verdict: Outcome
-    n: int
-    mean: float | None
-    low: float
-    high: float
-    limit: float
-    more: int | None
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a load run of one model.
-
-    Parameters
-    ----------
-    source
-        The file of the figures, or the device that ran the model.
-    file
-        The model's file.
-    slice
-        The slice that it serves: of a route; `all`: of the candidate itself.
-    n
-        Requests; 0: the file does not say.
-    p50_s, p99_s
-        Latency by the clock, in seconds; None: not in the file.
-    cpu_p50_s, cpu_p99_s
-        Processor time of a request, of all threads of the command; None: it was not measured here.
-    throughput_per_s
-        Requests per second, of the median round; None: not in the file.
-    """
-
-    source: str
-    file: str = ""
-    slice: str = ALL
-    n: int = 0
-    p50_s: float | None = None
-    p99_s: float | None = None
-    cpu_p50_s: float | None = None
-    cpu_p99_s: float | None = None
-    throughput_per_s: float | None = None
-
-
-class LoadRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The load runs of a candidate and of its routes, with the answers to the questions about them.
-
-    Parameters
-    ----------
-    load
-        The figures of the candidate.
-    answers
-        For all requests that a model serves: those of the candidate are of the slice `all`, those of a route of its slice. `mean`,
-        `low`, `high` and `limit` are seconds, or requests per second.
-    routes
-        The figures of the routes.
-    """
-
-    load: Load
-    answers: tuple[SliceAnswer, ...]
-    routes: tuple[Load, ...] = ()
-
-    @classmethod
-    def joined(cls, runs: "Sequence[LoadRun]") -> "LoadRun":
-        """Return the runs of a candidate, which is the first, and of its routes as one."""
-        return cls(
-            load=runs[0].load,
-            answers=tuple(answer for run in runs for answer in run.answers),
-            routes=tuple(run.load for run in runs[1:]),
-        )
-
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision about a candidate.
-
-    Parameters
-    ----------
-    verdict
-        Pass, fail or insufficient.
-    model
-        The model's name.
-    candidate
-        Digest of the candidate: `sha256:...`.
-    slices
-        The answers.
-    more
-        About how many more groups the slice needs that needs the most: 0 where it is decided, None: more than anybody can wait for.
-    checked_at
-        When it was judged; aware, UTC.
-    load
-        Figures of the candidate's load run; None: none was asked for.
-    routes
-        Those of the routes' load runs.
-    not_judged
-        Slices that were left out, and why, in words.
-    n_copies, n_calibrated
-        Recorded items that are copies of others, which count once, and that do not count because the candidate was calibrated on them.
-    burst
-        How many items in a row are one observation, because neighbours are alike.
-    missing_hours
-        Hours of the day whose traffic was not seen and that hold up a pass; empty: none do.
-    """
-
-    verdict: Outcome
-    model: str
-    candidate: str
-    slices: tuple[SliceAnswer, ...]
-    more: int | None
-    checked_at: datetime
-    load: Load | None = None
-    routes: tuple[Load, ...] = ()
-    not_judged: tuple[str, ...] = ()
-    n_copies: int = 0
-    n_calibrated: int = 0
-    burst: int = 1
-    missing_hours: tuple[int, ...] = ()
-
-    def without_hours(self, hours: Iterable[int]) -> "Decision":
-        """Return the decision where the traffic of some hours of the day was not seen: a pass waits for them."""
-        missing = tuple(sorted(hours))
-        if self.verdict is not Outcome.PASS or not missing:
-            return self
-        return msgspec.structs.replace(self, verdict=Outcome.INSUFFICIENT, missing_hours=missing)
 
 
 def decision(

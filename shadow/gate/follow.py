@@ -19,7 +19,8 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.sealing import is_sealed, unseal
 from quantdrift.core.slices import ALL
 from quantdrift.core.stream.connection import Copies, Queue
-from quantdrift.drift.gate import Decision, LoadRun, Outcome, decision, outcome_of
+from quantdrift.drift.gate import decision, outcome_of
+from quantdrift.facts.gate import Followed, LoadRun, Outcome
 from quantdrift.shadow.gate.found import clusterings_of, is_learned
 from quantdrift.shadow.gate.judge import Asked
 from quantdrift.shadow.gate.live import LiveGate
@@ -36,40 +37,6 @@ from quantdrift.storage.shadow.rows import Quarantined
 _LOOK_S: Final = 5.0
 _LONGEST_FETCH_S: Final = 0.5
 _HOURS: Final = 24
-
-
-class Followed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gate on live traffic knows.
-
-    Parameters
-    ----------
-    id
-        Number of the gate.
-    decision
-        The decision so far.
-    seen, refused, unusable, problem
-        As of `LiveGate`.
-    elapsed_s
-        Time since it began.
-    unlabelled, forgotten
-        Exchanges that wait for a label, and that were forgotten meanwhile, where labels are asked for.
-    interrupted
-        Somebody stopped it before there was a verdict.
-    hours
-        Hours of the day of which exchanges were counted.
-    """
-
-    id: int
-    decision: Decision
-    seen: int
-    refused: int
-    unusable: int
-    problem: str
-    elapsed_s: float
-    unlabelled: int = 0
-    forgotten: int = 0
-    interrupted: bool = False
-    hours: tuple[int, ...] = ()
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

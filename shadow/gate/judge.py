@@ -12,18 +12,8 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, ValueRules, attribute_key
 from quantdrift.core.text import plain
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
-from quantdrift.drift.gate import (
-    ALPHA,
-    Decision,
-    Kind,
-    LoadRun,
-    Outcome,
-    Question,
-    SliceAnswer,
-    Trial,
-    decision,
-    trials,
-)
+from quantdrift.drift.gate import ALPHA, Question, Trial, decision, trials
+from quantdrift.facts.gate import Decision, Kind, LoadRun, Outcome, SliceAnswer
 from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.gate.found import NONE_FOUND, FoundSlices
 from quantdrift.shadow.gate.observations import (

@@ -28,7 +28,8 @@ from quantdrift.core.sampling.inclusion import (
 from quantdrift.core.slices import SliceKey, holds, time_attributes
 from quantdrift.drift.evidence.group import ROUNDING
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
-from quantdrift.drift.gate import Kind, Outcome, Question, Trial, trials
+from quantdrift.drift.gate import Question, Trial, trials
+from quantdrift.facts.gate import Kind, Outcome
 from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.gate.found import is_of_clustering
 from quantdrift.shadow.gate.judge import Asked

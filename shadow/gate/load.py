@@ -29,7 +29,8 @@ from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.slices import ALL
 from quantdrift.drift.evidence.few_values import lower_bound, upper_bound
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
-from quantdrift.drift.gate import Kind, Load, LoadRun, Outcome, Question, SliceAnswer, Trial
+from quantdrift.drift.gate import Question, Trial
+from quantdrift.facts.gate import Kind, Load, LoadRun, Outcome, SliceAnswer
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.tensors.arrays import Array
 

@@ -46,7 +46,6 @@ Everything is determined by the inputs and the seed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
 from math import comb
 from typing import Final
 
@@ -56,10 +55,21 @@ import numpy.typing as npt
 from numpy.random import Generator
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.facts.diagnosis import (
+    DAMAGED,
+    FEWEST_DAMAGED,
+    FEWEST_ITEMS,
+    Blamed,
+    Cause,
+    Clipped,
+    Clipping,
+    Diagnosis,
+    DiagnosisVerdict,
+)
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
 from quantdrift.shadow.repair.copies import AGREEMENT, CLOSENESS, Copy, difference_of
 from quantdrift.shadow.repair.kernels import REMEDY, kernels_of, others_among, said_of
-from quantdrift.shadow.repair.origin import NamedTensor, OffTensor, Origin, Origins, named, origins_of
+from quantdrift.shadow.repair.origin import Origins, named, origins_of
 from quantdrift.shadow.repair.probes import RangeUse, range_use, weight_errors
 from quantdrift.shadow.repair.sites import Site, SiteKind
 from quantdrift.shadow.tensors.arrays import Array, Outputs
@@ -72,14 +82,9 @@ _FlipOf = Callable[[Iterable[int]], Flags | None]
 Progress = Callable[[int, int], None]
 """Called with the number of runs that were done, and that are needed at most."""
 
-DAMAGED: Final = 32
-"""Exemplars whose decision flips without which nothing is said of the sites that are not named."""
 _MOST_DAMAGED: Final = 64
 """Exemplars whose decision flips that are used, and as many that are drawn at random from all others. With 32 no site of the demo is named in one
 of twelve diagnoses of a recording, with 64 in none of twelve; they take a quarter more time."""
-FEWEST_DAMAGED: Final = 8
-FEWEST_ITEMS: Final = 32
-"""With fewer the right site is found in no more than half of all cases."""
 _MOST_FRESH: Final = 4_096
 _FEWEST_FRESH: Final = 100
 _PLACEBOS: Final = 39  # the largest is exceeded with a probability of 1 / 40
@@ -108,224 +113,6 @@ _STEPPING: Final = (
     0.01  # of the results of an operator that are a step apart: so many can add up to other decisions
 )
 _MOST_REST: Final = 4_096
-EVERYWHERE: Final = 0.9
-"""Share of changed answers that a site heals, in the slice and elsewhere, from which it is the cause for every slice."""
-
-
-class Verdict(StrEnum):
-    """The outcome of a diagnosis: whether a site is named, or ranges that clip together."""
-
-    NAMED = "named"
-    NOBODY = "no cause found"
-    TOO_FEW = "too few exemplars"
-
-
-class Cause(StrEnum):
-    """Why a slice flips."""
-
-    SATURATION = "saturation"
-    RESOLUTION = "resolution"
-    WEIGHTS = "weights"
-    LAYER = "layer"
-    SPREAD = "spread"
-    NOT_THIS_SLICE = "not this slice"
-    INPUT = "input"
-    WITHIN_BUDGET = "within budget"
-
-
-class Blamed(msgspec.Struct, frozen=True, kw_only=True):
-    """A site that was named.
-
-    Parameters
-    ----------
-    site
-        Its name.
-    cause
-        Saturation, resolution, weights, or the layer where the last two cannot be told apart.
-    restores
-        Share of the loss of the exemplars that it restores on the halves on which it was not chosen, with the sites before it in FP32.
-    placebo
-        The largest share that a placebo restores there.
-    heals
-        Share of the candidate's changed answers that are those of the reference with it and the sites before it in FP32, less that
-        without it: of the half of the slice's items that no exemplar was drawn from, or of the exemplars where there are too few.
-    flips_left
-        Share of flips with it and the sites before it in FP32, of the half of the slice's items that no exemplar was drawn from;
-        None: there are too few.
-    elsewhere_left
-        Share of flips on items of other slices with it and the sites before it in FP32; None: none were given.
-    outside, used, levels
-        Of an activation range, on the damaged exemplars: mean share of values outside, share of the range that is used, and number
-        of levels; None for weights.
-    low, high, step
-        Of an activation range that has one scale for all inputs, else None.
-    elsewhere_used, elsewhere_levels
-        The same on items of other slices; None: none were given.
-    contrast
-        Mean square error relative to the values' variance, of the damaged exemplars over that of items of other slices; None: unknown.
-    weight_error
-        Root mean square of the error of a weight, relative to the weight; None for activations.
-    off
-        How its tensors differ from the reference's by more than rounding; empty: they do not, or it is not known.
-    is_by_channel
-        Whether a weight has a scale for each channel; None for activations.
-    cost
-        Share of multiplications that read it, and run in FP32 with it; None: unknown.
-    """
-
-    site: str
-    cause: Cause
-    restores: float
-    placebo: float
-    heals: float
-    flips_left: float | None
-    elsewhere_left: float | None = None
-    outside: float | None = None
-    used: float | None = None
-    levels: float | None = None
-    low: float | None = None
-    high: float | None = None
-    step: float | None = None
-    elsewhere_used: float | None = None
-    elsewhere_levels: float | None = None
-    contrast: float | None = None
-    weight_error: float | None = None
-    off: tuple[OffTensor, ...] = ()
-    is_by_channel: bool | None = None
-    cost: float | None = None
-
-
-class Clipped(msgspec.Struct, frozen=True, kw_only=True):
-    """An activation range that cuts values off.
-
-    Parameters
-    ----------
-    site
-        Its name.
-    outside
-        Mean share of values outside the range, on the damaged exemplars.
-    elsewhere
-        The same on items of other slices; None: none were given.
-    low, high
-        The range; None where each channel has its own.
-    """
-
-    site: str
-    outside: float
-    elsewhere: float | None
-    low: float | None
-    high: float | None
-
-
-class Clipping(msgspec.Struct, frozen=True, kw_only=True):
-    """Activation ranges that are too narrow together.
-
-    Parameters
-    ----------
-    ranges
-        Those that clip and are not named, by the share of values outside, the largest first.
-    n_ranges
-        Activation ranges of the candidate.
-    restores
-        Share of the loss of the exemplars that goes away with all of them in FP32, beside the named sites.
-    placebo
-        The largest share that a placebo restores there.
-    heals, flips_left
-        As in `Blamed`, with them and the named sites in FP32; `heals` less that of the named sites.
-    """
-
-    ranges: tuple[Clipped, ...]
-    n_ranges: int
-    restores: float
-    placebo: float
-    heals: float
-    flips_left: float | None
-
-
-class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found.
-
-    Parameters
-    ----------
-    verdict
-        Whether a site is named, or ranges that clip together.
-    causes
-        In words, the most important one first.
-    flips, budget
-        Share of the slice's items that flip, and what the budget allows.
-    elsewhere
-        Share of flips on other items; None: none were given.
-    n_items, n_damaged, n_random
-        Items of the slice, and exemplars among them.
-    n_sites
-        Sites of the candidate.
-    blamed
-        The named sites in the order in which they are best put into FP32.
-    clipping
-        Ranges that clip together, beside the named sites; None: they do no damage.
-    order
-        Names of the sites that greedy search would put into FP32, named or not.
-    one_off, one_on
-        By the name of the site: share of the exemplars' loss that it restores alone, and that it causes alone.
-    together
-        By the letter of a kind of site: share of changed answers that heal with all of its sites in FP32, of the items of
-        `Blamed.heals`. Empty where a site is named, or none was tried.
-    fresh_flips
-        Share of flips of the half that no exemplar was drawn from; None: there are too few.
-    reproduced
-        Share of decisions of the candidate that the copy reproduces.
-    rounding
-        Share of decisions that change when scales change by a ten-thousandth, at most; measured where `reproduced` is below 99.9 %,
-        else 0.
-    origin, off
-        What the weights are, by the files alone, and the tensors that are not the reference's, rounded, where these are faults.
-    n_moved, n_tensors
-        Tensors that are off by more than rounding, and all that were compared.
-    difference
-        Of the copy in FP32 from the reference, relative to its largest output.
-    unmatched
-        Weights that the reference does not have: they stay quantised.
-    """
-
-    verdict: Verdict
-    causes: tuple[Cause, ...]
-    flips: float
-    budget: float
-    elsewhere: float | None
-    n_items: int
-    n_damaged: int
-    n_random: int
-    n_sites: int
-    blamed: tuple[Blamed, ...] = ()
-    clipping: Clipping | None = None
-    order: tuple[str, ...] = ()
-    one_off: dict[str, float] = {}
-    one_on: dict[str, float] = {}
-    together: dict[str, float] = {}
-    fresh_flips: float | None = None
-    reproduced: float
-    rounding: float = 0.0
-    origin: Origin = Origin.ROUNDED
-    off: tuple[NamedTensor, ...] = ()
-    n_moved: int = 0
-    n_tensors: int = 0
-    difference: float
-    unmatched: tuple[str, ...]
-
-    @property
-    def left(self) -> float | None:
-        """Share of flips with all that is named in FP32; None: nothing is named, or there are too few items."""
-        if self.clipping is not None:
-            return self.clipping.flips_left
-        return self.blamed[-1].flips_left if self.blamed else None
-
-    @property
-    def is_of_every_slice(self) -> bool:
-        """Whether the first site heals nine tenths of the changed answers in the slice and elsewhere, with damage elsewhere."""
-        if not self.blamed or not self.elsewhere or self.blamed[0].elsewhere_left is None:
-            return False
-        healed = 1.0 - self.blamed[0].elsewhere_left / self.elsewhere
-        return min(self.blamed[0].heals, healed) > EVERYWHERE
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -452,7 +239,7 @@ def diagnose(
     fresh = _reserved(flip, rng) if keep_aside else np.arange(0)
     bad, random = _chosen(flips[:n_pool], n_items, fresh, rng)
     told = Diagnosis(
-        verdict=Verdict.TOO_FEW,
+        verdict=DiagnosisVerdict.TOO_FEW,
         causes=(),
         flips=float(flip.mean()) if n_items else 0.0,
         budget=budget,
@@ -473,7 +260,7 @@ def diagnose(
     if n_items < FEWEST_ITEMS:
         return told
     if told.flips <= budget and damaged is None:
-        return msgspec.structs.replace(told, verdict=Verdict.NOBODY, causes=(Cause.WITHIN_BUDGET,))
+        return msgspec.structs.replace(told, verdict=DiagnosisVerdict.NOBODY, causes=(Cause.WITHIN_BUDGET,))
     if len(bad) < FEWEST_DAMAGED:
         return told
     chosen = np.concatenate([bad, random])
@@ -525,11 +312,17 @@ def diagnose(
     runs.finish()
     told = msgspec.structs.replace(told, fresh_flips=float(flip[fresh].mean()) if len(fresh) else None)
     is_named = bool(kept) or clipping is not None
-    verdict = Verdict.NAMED if is_named else Verdict.NOBODY if len(bad) >= DAMAGED else Verdict.TOO_FEW
+    verdict = (
+        DiagnosisVerdict.NAMED
+        if is_named
+        else DiagnosisVerdict.NOBODY
+        if len(bad) >= DAMAGED
+        else DiagnosisVerdict.TOO_FEW
+    )
     return msgspec.structs.replace(
         told,
         verdict=verdict,
-        causes=() if verdict is Verdict.TOO_FEW else _causes(told, blamed, clipping),
+        causes=() if verdict is DiagnosisVerdict.TOO_FEW else _causes(told, blamed, clipping),
         blamed=blamed,
         clipping=clipping,
         order=tuple(copy.sites[step.site].name for step in steps),

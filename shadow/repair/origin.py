@@ -17,15 +17,17 @@ below one step, it is taken for a method, and the answers judge it.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 
+from quantdrift.core.config.schema import Reference, Runtime
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import part
+from quantdrift.facts.diagnosis import NamedTensor, OffTensor, Origin, WeightFault
+from quantdrift.facts.words.diagnosis import fault_words
 from quantdrift.shadow.repair.sites import Graph, ReferenceWeights, Site, Weight, loaded, placed
 from quantdrift.shadow.tensors.arrays import Array
 
@@ -38,46 +40,6 @@ _SAME_FACTOR: Final = 0.01
 _UNSCALED: Final = (
     0.25  # of the values that are off: so many may stay, because a factor is an estimate and ends are cut off
 )
-
-
-class Origin(StrEnum):
-    """What a candidate's weights are."""
-
-    ROUNDED = "rounded"
-    FAULTS = "faults"
-    OTHER = "another checkpoint"
-    SCALED = "scaled by channel"
-    MOVED = "moved by whole steps"
-
-
-class WeightFault(StrEnum):
-    """What is wrong with a tensor that is no rounding of the reference's."""
-
-    CHANNELS = "channels"
-    BIAS = "bias"
-    SHIFT = "zero point"
-    VALUES = "values"
-
-
-class OffTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that is no rounding of the reference's.
-
-    Parameters
-    ----------
-    site
-        Number of its site.
-    fault
-        What is wrong.
-    share
-        Share of the values that are off by more than 0.6 steps.
-    channels
-        Numbers of the channels that are off, where these are at most half of them.
-    """
-
-    site: int
-    fault: WeightFault
-    share: float
-    channels: tuple[int, ...] = ()
 
 
 class Origins(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,13 +96,6 @@ def origins_of(weights: Sequence[Weight]) -> Origins:
     return Origins(origin=origin, off=off, n_tensors=len(compared))
 
 
-class NamedTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that is off, by the name of its site."""
-
-    site: str
-    tensor: OffTensor
-
-
 def named(origins: Origins, sites: Sequence[Site]) -> tuple[NamedTensor, ...]:
     """Return the tensors that are off by the names of their sites, if they are faults of their own."""
     if origins.origin is not Origin.FAULTS:
@@ -168,18 +123,35 @@ def origins_of_files(candidate: Path, reference: Path) -> tuple[Origins, tuple[N
     return origins, named(origins, [site for site, _ in (*found.activations, *found.weights)])
 
 
-def fault_words(tensor: OffTensor) -> str:
-    """Return what is wrong with a tensor, in words."""
-    share = f"{part(tensor.share)} of its values are off by more than rounding explains"
-    if tensor.fault is WeightFault.CHANNELS:
-        shown = ", ".join(map(str, tensor.channels[:3])) + (", ..." if len(tensor.channels) > 3 else "")
-        which = f"channel {shown} differs" if len(tensor.channels) == 1 else f"channels {shown} differ"
-        return f"{which} from the reference's by more than rounding"
-    if tensor.fault is WeightFault.BIAS:
-        return f"the bias is not the reference's: {share}"
-    if tensor.fault is WeightFault.SHIFT:
-        return "all values are shifted by the same amount: the zero point is wrong"
-    return share
+def check_origin(candidate: Path, reference: Reference, *, remedy: str = "") -> list[str]:
+    """Return which weights of a candidate are faulty, in sentences; none where the files are not ONNX files in QDQ form.
+
+    Parameters
+    ----------
+    candidate
+        The file.
+    reference
+        The reference that it should have been made from.
+    remedy
+        A further sentence of the refusal.
+
+    Raises
+    ------
+    OperatorError
+        The candidate was made from another checkpoint.
+    """
+    if reference.runtime is not Runtime.ONNX or not Path(reference.path).is_file():
+        return []
+    try:
+        compared = origins_of_files(candidate, Path(reference.path))
+    except OperatorError:  # who opens it says what is wrong
+        return []
+    if compared is None:
+        return []
+    origins, faults = compared
+    if origins.origin is Origin.OTHER:
+        raise OperatorError(f"{candidate}: {origins.refusal}.{remedy}")
+    return [f"{candidate}: {fault.site}: {fault_words(fault.tensor)}" for fault in faults]
 
 
 def _off(weight: Weight) -> OffTensor | None:

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.repair.blame import Diagnosis
+from quantdrift.facts.diagnosis import Diagnosis
 
 FORMATS: Final = (".svg", ".png")
 _MOST_SITES: Final = 20

@@ -28,7 +28,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -38,11 +37,13 @@ from numpy.random import Generator
 
 from quantdrift.core.slices import ALL
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
-from quantdrift.drift.gate import Decision, Outcome, Question
-from quantdrift.drift.gate import Kind as QuestionKind
+from quantdrift.drift.gate import Question
+from quantdrift.facts.diagnosis import FEWEST_ITEMS, Cause, Diagnosis
+from quantdrift.facts.gate import Decision, Kind, Outcome
+from quantdrift.facts.repairs import FlipChange, Measured, NotBuilt, Repair, RepairKind, RepairOutcome
 from quantdrift.shadow.gate.judge import Asked, Observed, judge
 from quantdrift.shadow.gate.observations import united
-from quantdrift.shadow.repair.blame import FEWEST_ITEMS, Cause, Compare, Diagnosis
+from quantdrift.shadow.repair.blame import Compare
 from quantdrift.shadow.repair.edits import CandidateEdits, quantised_range
 from quantdrift.shadow.repair.samples import Recording, thinned
 from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
@@ -71,130 +72,8 @@ _MOST_CUT: Final = {"the tenth that is cut most": 0.1, "the hundredth that is cu
 _FEWEST_CUT: Final = 4
 
 
-class Kind(StrEnum):
-    """What is changed."""
-
-    RECALIBRATE = "recalibrate"
-    OWN_COPY = "own-copy"
-    FP32_SITES = "fp32-sites"
-    REFERENCE = "reference"
-    ROLL_BACK = "roll-back"
-
-
-class Result(StrEnum):
-    """What a repair achieves."""
-
-    PASSES = "passes"
-    RESTORES = "restores"
-    MORE_ITEMS = "more items needed"
-    OTHERS_BAD = "other slices stay bad"
-    NOT_ENOUGH = "not enough"
-    MOVES = "moves the damage"
-    NO_HELP = "does not help"
-
-
-_ROUTED: Final = frozenset({Kind.OWN_COPY, Kind.REFERENCE})
-_OF_REFERENCE: Final = frozenset({Kind.REFERENCE, Kind.ROLL_BACK})
-_RANK: Final = {result: rank for rank, result in enumerate(Result)}
-_RANK[Result.RESTORES] = _RANK[Result.PASSES]  # both end the damage: the cheaper one comes first
-
-
-class Repair(msgspec.Struct, frozen=True, kw_only=True):
-    """One repair.
-
-    Parameters
-    ----------
-    kind
-        What is changed.
-    model
-        The ONNX file that it adds; empty: the reference is used.
-    is_routed
-        Only the slice is served by it, and the candidate serves the rest.
-    sites
-        The sites in FP32.
-    calibrated_on
-        Numbers of the items that its ranges come from.
-    kept
-        Share of the values of these items that the ranges hold; 1: from the smallest to the largest.
-    tried
-        Shares that were tried, each with the share of flips by which one was chosen; empty: there were too few items left to choose by.
-    ranges
-        The smallest and the largest value that each of its new ranges represents, by the name of the site.
-    """
-
-    kind: Kind
-    model: bytes
-    is_routed: bool
-    sites: tuple[str, ...] = ()
-    calibrated_on: tuple[int, ...] = ()
-    kept: float = 1.0
-    tried: tuple[tuple[float, float], ...] = ()
-    ranges: dict[str, tuple[float, float]] = {}
-
-
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of flips in a slice, as served and with a repair.
-
-    Parameters
-    ----------
-    n
-        Items.
-    before, after
-        Shares of flips.
-    """
-
-    n: int
-    before: float
-    after: float
-
-
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A repair with what it does.
-
-    Parameters
-    ----------
-    repair
-        The repair.
-    result
-        What it achieves.
-    flips
-        By the name of the slice.
-    worse
-        Slices in which it does harm by the gate's verdict, and those that stay above the budget.
-    is_above
-        The share of flips of some slice is above the budget, as far as it is known.
-    time_ratio
-        Processor time of an answer, over all traffic as recorded, relative to that of the candidate.
-    n_bytes
-        Length of the model files that must be in memory.
-    decision
-        The gate's verdict; None where the reference serves: its answers are right by definition.
-    cut
-        Shares of flips among the items of which new ranges cut values off that the old ones represent, and among a tenth and a hundredth
-        of them, of which they cut most; by name.
-    """
-
-    repair: Repair
-    result: Result
-    flips: dict[str, Change]
-    worse: tuple[str, ...]
-    is_above: bool
-    time_ratio: float
-    n_bytes: int
-    decision: Decision | None
-    cut: dict[str, Change] = {}
-
-    @property
-    def order(self) -> tuple[float, ...]:
-        """Repairs that end the damage come first, the cheapest first; then the others, by what they achieve so far."""
-        return (_RANK[self.result], self.is_above, self.time_ratio, self.n_bytes)
-
-
-class NotBuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """A repair that was not built, and why."""
-
-    kind: Kind
-    why: str
+_ROUTED: Final = frozenset({RepairKind.OWN_COPY, RepairKind.REFERENCE})
+_OF_REFERENCE: Final = frozenset({RepairKind.REFERENCE, RepairKind.ROLL_BACK})
 
 
 class Workbench:
@@ -246,7 +125,7 @@ class Workbench:
         self._of_slice = np.intersect1d(work, recording.inside)
 
     def build(
-        self, found: Diagnosis, *, only: Iterable[Kind], is_routable: bool
+        self, found: Diagnosis, *, only: Iterable[RepairKind], is_routable: bool
     ) -> tuple[list[Repair], list[NotBuilt]]:
         """Return the repairs that the cause allows, and those that were not built.
 
@@ -332,7 +211,7 @@ class Workbench:
                     Asked(slices=(harm,)), cut, model=model, candidate=candidate, at=at, alpha=alpha / n_built
                 )
                 failed = tuple(answer.slice for answer in of_cut.slices if answer.verdict is Outcome.FAIL)
-                result, worse = (Result.MOVES, (*worse, failed[0])) if failed else (result, worse)
+                result, worse = (RepairOutcome.MOVES, (*worse, failed[0])) if failed else (result, worse)
             cost = of_model[repair.model] / served_s
             found.append(
                 Measured(
@@ -350,7 +229,7 @@ class Workbench:
             progress()
         return sorted(found, key=lambda one: one.order)
 
-    def _obstacle(self, kind: Kind, found: Diagnosis, *, is_routable: bool) -> str:
+    def _obstacle(self, kind: RepairKind, found: Diagnosis, *, is_routable: bool) -> str:
         """Return why a repair is not built; empty: it is."""
         if kind in _ROUTED and self._slice == ALL:
             return "there is nothing to route: the slice is all traffic"
@@ -358,7 +237,7 @@ class Workbench:
             return "requests of the slice cannot be told before they are computed, so none can be routed"
         if kind in _OF_REFERENCE:
             return ""
-        if kind is not Kind.FP32_SITES:
+        if kind is not RepairKind.FP32_SITES:
             return self._uncalibrated(found)
         return "" if found.blamed else "no single site is to blame"
 
@@ -370,12 +249,12 @@ class Workbench:
             return f"there are {len(self._of_slice)} items of the slice to calibrate on, and {FEWEST_OF_SLICE} are needed"
         return ""
 
-    def _built(self, kind: Kind, found: Diagnosis) -> list[Repair]:
-        if kind is Kind.REFERENCE:
+    def _built(self, kind: RepairKind, found: Diagnosis) -> list[Repair]:
+        if kind is RepairKind.REFERENCE:
             return [Repair(kind=kind, model=b"", is_routed=True)]
-        if kind is Kind.ROLL_BACK:
+        if kind is RepairKind.ROLL_BACK:
             return [Repair(kind=kind, model=b"", is_routed=False)]
-        if kind is Kind.FP32_SITES:
+        if kind is RepairKind.FP32_SITES:
             names = [one.site for one in found.blamed]
             return [
                 Repair(
@@ -388,16 +267,16 @@ class Workbench:
             ]
         return [self._calibrated(kind)]
 
-    def _calibrated(self, kind: Kind) -> Repair:
+    def _calibrated(self, kind: RepairKind) -> Repair:
         """Return the candidate with the ranges of some items: of several ranges those with fewest flips on the rest of the items to work on."""
         rows = self._rng.permutation(self._of_slice)[:MOST_OF_SLICE]
-        if kind is Kind.RECALIBRATE:
+        if kind is RepairKind.RECALIBRATE:
             rows = np.union1d(rows, self._rng.permutation(self._work)[:MOST_OF_TRAFFIC])
         rows = np.sort(rows)
         left = np.setdiff1d(self._work, [*rows, *self._chosen])
         inside = thinned(np.intersect1d(left, self._of_slice), _MOST_TRIED)
         elsewhere = thinned(np.setdiff1d(left, self._of_slice), _MOST_TRIED)
-        sides = [inside] if kind is Kind.OWN_COPY else [inside, elsewhere]
+        sides = [inside] if kind is RepairKind.OWN_COPY else [inside, elsewhere]
         kept = _KEPT if len(inside) >= FEWEST_OF_SLICE else _KEPT[:1]
         every = [
             {self._copy.sites[number].name: limits for number, limits in ranges.items()}
@@ -409,7 +288,7 @@ class Workbench:
         return Repair(
             kind=kind,
             model=models[best],
-            is_routed=kind is Kind.OWN_COPY,
+            is_routed=kind is RepairKind.OWN_COPY,
             calibrated_on=tuple(rows.tolist()),
             kept=kept[best],
             tried=tuple(zip(kept, flips, strict=True)) if flips else (),
@@ -461,7 +340,7 @@ class Workbench:
             worst = np.maximum(worst, np.square(cut).mean(axis=1) / (float(site.scale) ** 2 / 12))
         return worst
 
-    def _flips_of(self, model: bytes, kind: Kind, sides: Sequence[IntArray]) -> float:
+    def _flips_of(self, model: bytes, kind: RepairKind, sides: Sequence[IntArray]) -> float:
         """Return the share of flips on some items of the slice, or on some others where it is larger: a repair must not damage them."""
         session = session_of(model, kind.value, 1)
         found = []
@@ -537,7 +416,7 @@ def halves(recording: Recording, slice_name: str, rng: Generator) -> tuple[IntAr
     return np.flatnonzero(first[of_item]), np.intersect1d(np.flatnonzero(~first[of_item]), fair)
 
 
-def _changes(items: Observed) -> dict[str, Change]:
+def _changes(items: Observed) -> dict[str, FlipChange]:
     assert items.served_flip is not None
     weight = np.ones(len(items.flip)) if items.weight is None else items.weight
     found = {}
@@ -547,25 +426,25 @@ def _changes(items: Observed) -> dict[str, Change]:
                 float(np.average(np.nan_to_num(side[rows]), weights=weight[rows]))
                 for side in (items.served_flip, items.flip)
             )
-            found[name] = Change(n=len(rows), before=before, after=after)
+            found[name] = FlipChange(n=len(rows), before=before, after=after)
     return found
 
 
 def _achieved(
-    decision: Decision | None, flips: Mapping[str, Change], slice_name: str, budget: float
-) -> tuple[Result, tuple[str, ...]]:
+    decision: Decision | None, flips: Mapping[str, FlipChange], slice_name: str, budget: float
+) -> tuple[RepairOutcome, tuple[str, ...]]:
     """Return what a repair achieves, and the slices that are worse or stay bad."""
     if decision is None:
-        return Result.RESTORES, ()
+        return RepairOutcome.RESTORES, ()
     if decision.verdict is Outcome.PASS:
-        return Result.PASSES, ()
+        return RepairOutcome.PASSES, ()
     failed = {(one.slice, one.question) for one in decision.slices if one.verdict is Outcome.FAIL}
     here = flips.get(slice_name)
-    if here is not None and (slice_name, QuestionKind.FLIPS) in failed:
+    if here is not None and (slice_name, Kind.FLIPS) in failed:
         healed = 1.0 - here.after / here.before if here.before else 0.0
-        return (Result.NO_HELP if healed < _HEALED else Result.NOT_ENOUGH), ()
+        return (RepairOutcome.NO_HELP if healed < _HEALED else RepairOutcome.NOT_ENOUGH), ()
     names = dict.fromkeys(name for name, _ in failed)
-    harmed = [name for name in names if (name, QuestionKind.HARM) in failed or flips[name].before <= budget]
+    harmed = [name for name in names if (name, Kind.HARM) in failed or flips[name].before <= budget]
     if harmed:
-        return Result.MOVES, tuple(harmed)
-    return (Result.OTHERS_BAD, tuple(names)) if names else (Result.MORE_ITEMS, ())
+        return RepairOutcome.MOVES, tuple(harmed)
+    return (RepairOutcome.OTHERS_BAD, tuple(names)) if names else (RepairOutcome.MORE_ITEMS, ())

@@ -10,6 +10,7 @@ import msgspec
 from quantdrift.core.clusters import space_of
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.passed_secrets import variables
 from quantdrift.core.tls import Tls
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.tf32 import disable_tf32
@@ -81,6 +82,12 @@ def runtime_request(config: Config, model: Model, reference: Reference, token: s
         token=token,
         tls=Tls.of_shadow(config.shadow),
     )
+
+
+def opened_reference(config: Config, model: Model, reference: Reference) -> ReferenceRuntime:
+    """Return a loaded reference, with the token of this process for its server; errors as of `open_reference`."""
+    token = variables().get("QUANTDRIFT_REFERENCE_TOKEN", "")
+    return open_reference(runtime_request(config, model, reference, token))
 
 
 def gpu_share(config: Config, reference: Reference) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.notebooks import executed
 from tests.support.product import ROOT
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(
         if demo.poll() is None:
             monkeypatch.setenv("QUANTDRIFT_DSN", (demo_directory / "data" / "dsn").read_text().strip())
             monkeypatch.setenv("PYTHONPATH", str(ROOT))
-            notebook = _executed(ROOT / "examples" / "questions.ipynb", tmp_path)
+            notebook = executed(ROOT / "examples" / "questions.ipynb", tmp_path)
     finally:
         demo.send_signal(signal.SIGINT)
         code = demo.wait(60)
@@ -90,19 +91,6 @@ def test_the_whole_demo_repairs_the_slice(tmp_path: Path) -> None:
     assert "pass: digits may be replaced by sha256:" in said
     _, _, after = said.partition("Did it help?")
     assert "better" in next(line for line in after.splitlines() if "scanner=archive" in line)
-
-
-def _executed(path: Path, directory: Path) -> "nbformat.NotebookNode":
-    """Return the notebook with its outputs; a cell that raises ends the test."""
-    import nbclient
-    import nbformat
-
-    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call] # nbformat has no types for it
-    assert not any(cell.get("outputs") for cell in notebook.cells), "keep outputs out of the repository"
-    resources = {"metadata": {"path": str(directory)}}
-    return nbclient.NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources=resources
-    ).execute()
 
 
 def _answers_twelve(notebook: "nbformat.NotebookNode") -> None:

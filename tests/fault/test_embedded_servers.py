@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from quantdrift.cli.embedded import Report
-from quantdrift.cli.embedded_nats import at_server
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import MIB, Config, Stream
+from quantdrift.core.data_directory import at_server
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.nats_server import NatsServer, make_encryption, server_url
 from quantdrift.core.process.run import Stop

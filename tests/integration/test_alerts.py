@@ -12,11 +12,14 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from quantdrift.cli.alerts import add_note, alerts
+from quantdrift.cli.alerts import alerts
 from quantdrift.cli.main import main
 from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.notify.alertmanager import encode
 from quantdrift.monitor.notify.webhook import document
+from quantdrift.release.notes import add_note
+from quantdrift.release.progress import Watch
+from quantdrift.release.setting import Setting
 from quantdrift.storage.audit import entries
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import (
@@ -271,21 +274,22 @@ async def test_a_reader_diagnoses_and_is_told_that_the_alert_has_no_note(
     fired: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Writing needs the operator's role; without it the command goes on."""
     config = tmp_path / "config.toml"
     config.write_text('[[models]]\nname = "digits"\n')
 
-    def noted() -> str:
-        with click.Context(main, info_name="diagnose"):
-            add_note(config, None, fired, "cause", "Cause: weights.", {})
-        return capsys.readouterr().err
+    def noted() -> list[str]:
+        watch = Watch(None)
+        setting = Setting.of(config, None)
+        add_note(setting, watch, fired, kind=FindingKind.CAUSE, text="Cause: weights.", details={})
+        return watch.notes
 
     monkeypatch.setenv("QUANTDRIFT_DSN", await login_in(postgres_dsn, READER))
-    assert f"Alert {fired} has no note of this result: " in await asyncio.to_thread(noted)
+    (note,) = noted()
+    assert note.startswith(f"Alert {fired} has no note of this result: ")
     monkeypatch.setenv("QUANTDRIFT_DSN", await login_in(postgres_dsn, OPERATOR))
-    assert await asyncio.to_thread(noted) == ""
+    assert noted() == []
 
 
 async def test_each_state_of_an_alert_is_a_label_set_of_its_own_and_the_former_ones_end(

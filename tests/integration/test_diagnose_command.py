@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import quantdrift
 from benchmarks.repair.faults import Fault, Kind, Patient
 from benchmarks.repair.network import OUTPUT, Images, drawn, pages, quantise, write
 from quantdrift.core.codec import encode
@@ -24,6 +25,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.repair.sites import SwitchableCopy
 from tests.quantised.layers import damage, exported, pages_unlike, quantised, saved, written
 from tests.support.commands import invoked
+from tests.support.notebooks import html_of
 from tests.support.shadow.onnx_models import exchange_of, tensor
 
 pytestmark = pytest.mark.integration
@@ -120,6 +122,24 @@ def test_it_names_the_faulty_site_and_draws_it(made: tuple[Path, Fault], tmp_pat
     assert found["verdict"] == "named"
     assert found["blamed"][0]["site"] == fault.site
     assert found["candidate"].startswith("sha256:")
+
+
+def test_python_says_what_the_command_prints(
+    made: tuple[Path, Fault], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same text and the same JSON; a share is told for each step of the search."""
+    monkeypatch.chdir(made[0])
+    printed = _diagnose(made[0], "--slice=scanner=archive", "--candidate=int8.onnx", "--inputs=rec.npz")
+    told: list[quantdrift.Progress] = []
+    result = quantdrift.diagnose(
+        slice="scanner=archive", candidate="int8.onnx", inputs="rec.npz", progress=told.append
+    )
+    assert f"{result}\n" == printed.stdout
+    assert result.diagnosis.blamed[0].site == made[1].site
+    assert {"reading inputs", "switching sites"} <= {now.text for now in told}
+    assert '<th scope="col">heals</th>' in html_of(result)
+    with pytest.raises(quantdrift.OperatorError, match="pictures are"):
+        quantdrift.diagnose(slice="scanner=archive", candidate="int8.onnx", picture="cause.pdf")
 
 
 def test_nobody_is_blamed_where_the_slice_is_within_its_budget(made: tuple[Path, Fault]) -> None:

@@ -33,7 +33,8 @@ from quantdrift.core.records import Exchange, HeaderStratum, Policy, Predicate
 from quantdrift.core.sealing import seal
 from quantdrift.core.slices import SliceKey, everything, slice_of
 from quantdrift.core.stream.connection import Queue
-from quantdrift.drift.gate import Outcome, Question
+from quantdrift.drift.gate import Question
+from quantdrift.facts.gate import Outcome
 from quantdrift.monitor.gate import body_of
 from quantdrift.shadow.gate.judge import Asked
 from quantdrift.shadow.gate.live import LiveGate
@@ -473,7 +474,7 @@ def test_an_error_while_the_gate_runs_ends_its_row_too(site: Site, monkeypatch: 
     def fail(_: object) -> str:
         raise RetryError("the terminal is gone")
 
-    monkeypatch.setattr("quantdrift.cli.gate._progress", fail)
+    monkeypatch.setattr("quantdrift.release.gate.so_far", fail)
     monkeypatch.setattr("quantdrift.shadow.gate.follow._LOOK_S", 0.1)
     done = site.gate("good.onnx", "--wait", "1m")
     assert (done.returncode, "the terminal is gone (try again)" in done.stderr) == (1, True)

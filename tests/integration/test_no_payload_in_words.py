@@ -21,9 +21,9 @@ import msgspec
 import pytest
 
 from quantdrift import Tap
-from quantdrift.cli.embedded_nats import at_data
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config
+from quantdrift.core.data_directory import at_data
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.demo.otlp_receiver import OtlpReceiver

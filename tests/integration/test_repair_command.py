@@ -15,14 +15,17 @@ import msgspec
 import numpy as np
 import pytest
 
+import quantdrift
 from benchmarks.repair.faults import Fault, Kind, Patient
 from benchmarks.repair.network import INPUT, OUTPUT, drawn, pages, quantise, write
+from quantdrift import aio
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.records import Exemplar, ExemplarItem, ExemplarKind
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
 from tests.support.commands import invoked
+from tests.support.notebooks import html_of
 from tests.support.shadow.onnx_models import exchange_of, tensor
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # minutes on a busy machine
@@ -122,6 +125,42 @@ def test_the_faulty_site_in_fp32_passes_the_gate(folder: Path, tmp_path: Path) -
     repaired = outputs_of(session_of(str(file), str(file), 1), [OUTPUT], inputs)[OUTPUT].argmax(axis=1)
     assert (copy.served(inputs)[OUTPUT].argmax(axis=1) != truth).mean() > 0.03
     assert (repaired != truth).mean() < 0.02
+
+
+async def test_python_says_what_the_command_prints(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Awaited, too; the times that are measured differ between two runs."""
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("QUANTDRIFT_DSN", raising=False)
+    only = ("--only=fp32-sites", "--only=reference")
+    printed = await asyncio.to_thread(
+        _repair, folder, tmp_path / "a", "--slice=scanner=office", "--candidate=narrow.onnx", *OFFICE, *only
+    )
+    result = await aio.repair(
+        slice="scanner=office",
+        candidate="narrow.onnx",
+        inputs="office.npz",
+        config="office.toml",
+        out=tmp_path / "b",
+        only=("fp32-sites", "reference"),
+    )
+    assert result.passed
+    assert result.files
+    assert all(file.is_file() for file in result.files)
+
+    def untimed(text: str) -> list[str]:
+        return re.sub(
+            r" +\d+\.\d\d x +", " ", text.replace(str(tmp_path / "a"), str(tmp_path / "b"))
+        ).splitlines()
+
+    assert untimed(printed.stdout)[:3] == untimed(str(result))[:3]
+    assert {*untimed(printed.stdout)} >= {line for line in untimed(str(result)) if "in FP32" in line}
+    assert '<th scope="col">worst other slice</th>' in html_of(result)
+    with pytest.raises(quantdrift.OperatorError, match="--only retrain: there is no such repair"):
+        await aio.repair(
+            slice="scanner=office", candidate="narrow.onnx", out=tmp_path / "c", only=["retrain"]
+        )
 
 
 async def test_the_gate_command_that_is_printed_writes_its_verdict_to_the_alert(

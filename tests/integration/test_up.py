@@ -28,8 +28,8 @@ import onnx.helper as oh
 import psutil
 import pytest
 
-from quantdrift.cli.embedded_nats import at_data
 from quantdrift.core.config.load import load
+from quantdrift.core.data_directory import at_data
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.process.admin import INSTANCE_HEADER
 from quantdrift.core.process.states import STATES

@@ -11,10 +11,11 @@ from benchmarks.repair.faults import Fault, Kind, Patient
 from benchmarks.repair.network import INPUT, OUTPUT, drawn, pages, quantise, write
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.errors import OperatorError
+from quantdrift.facts.diagnosis import FEWEST_DAMAGED, Cause, Diagnosis, DiagnosisVerdict
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.repair import blame
-from quantdrift.shadow.repair.blame import Cause, Diagnosis, Verdict, diagnose
+from quantdrift.shadow.repair.blame import diagnose
 from quantdrift.shadow.repair.probes import range_use
 from quantdrift.shadow.repair.sites import SwitchableCopy
 from quantdrift.shadow.tensors.arrays import Outputs
@@ -71,7 +72,7 @@ def test_an_injected_fault_is_named_first_with_its_cause(
     assert patient.flips([fault]) > BUDGET
     found = _diagnosed(patient, [fault])
     first = found.blamed[0]
-    assert (found.verdict, first.site) == (Verdict.NAMED, fault.site)
+    assert (found.verdict, first.site) == (DiagnosisVerdict.NAMED, fault.site)
     assert found.causes[0] is first.cause is cause
     assert first.restores > first.placebo
     assert found.fresh_flips is not None
@@ -105,10 +106,13 @@ def test_two_faults_are_the_first_two(patient: Patient) -> None:
 
 @pytest.mark.parametrize(
     ("n_images", "seed", "verdict"),
-    [(12_000, 4, Verdict.NOBODY), pytest.param(6_000, 15, Verdict.TOO_FEW, marks=pytest.mark.release)],
+    [
+        (12_000, 4, DiagnosisVerdict.NOBODY),
+        pytest.param(6_000, 15, DiagnosisVerdict.TOO_FEW, marks=pytest.mark.release),
+    ],
 )
 def test_no_site_of_a_healthy_candidate_is_named(
-    patient: Patient, n_images: int, seed: int, verdict: Verdict
+    patient: Patient, n_images: int, seed: int, verdict: DiagnosisVerdict
 ) -> None:
     """Rounding that is spread over all sites has no culprit, even where it is over a budget.
 
@@ -119,7 +123,7 @@ def test_no_site_of_a_healthy_candidate_is_named(
     copy = SwitchableCopy(patient.candidate, patient.reference)
     found = diagnose(copy, _compare, {INPUT: images}, budget=0.003, seed=seed)
     assert (found.verdict, found.blamed) == (verdict, ())
-    assert found.causes == ((Cause.INPUT,) if verdict is Verdict.NOBODY else ())
+    assert found.causes == ((Cause.INPUT,) if verdict is DiagnosisVerdict.NOBODY else ())
     assert found.clipping is None
     assert found.together.keys() == {"A", "W"}
     assert max(found.together.values()) > 0.3
@@ -142,7 +146,7 @@ def test_ranges_that_are_too_narrow_together_are_the_cause(patient: Patient) -> 
     here, there = np.array_split(patient.images, 2)
     elsewhere = {INPUT: (FAINT * there).astype(np.float32)}
     found = diagnose(copy, _compare, {INPUT: here}, budget=0.05, elsewhere=elsewhere, seed=2)
-    assert (found.verdict, found.causes) == (Verdict.NAMED, (Cause.SATURATION,))
+    assert (found.verdict, found.causes) == (DiagnosisVerdict.NAMED, (Cause.SATURATION,))
     assert (found.elsewhere or 0.0) < found.budget < found.flips
     assert len(found.blamed) < len(faults) / 2
     clipping = found.clipping
@@ -178,14 +182,14 @@ def test_ranges_that_clip_a_little_are_not_accused(seed: int, patient: Patient, 
     uses = range_use(copy, {INPUT: images[:64]})
     assert any(use.outside.mean() > 0 for use in uses.values())
     found = diagnose(copy, _compare, {INPUT: images}, budget=0.0005, seed=seed)
-    assert found.n_damaged >= blame.FEWEST_DAMAGED
+    assert found.n_damaged >= FEWEST_DAMAGED
     assert (found.blamed, found.clipping) == ((), None)
 
 
 def test_a_slice_within_its_budget_has_nothing_to_blame(patient: Patient) -> None:
     """A fault whose flips the budget allows is not looked for."""
     found = _diagnosed(patient, [WEIGHT], budget=0.5)
-    assert (found.verdict, found.causes, found.order) == (Verdict.NOBODY, (Cause.WITHIN_BUDGET,), ())
+    assert (found.verdict, found.causes, found.order) == (DiagnosisVerdict.NOBODY, (Cause.WITHIN_BUDGET,), ())
 
 
 def test_too_few_items_or_flips_name_nobody(patient: Patient) -> None:
@@ -196,7 +200,7 @@ def test_too_few_items_or_flips_name_nobody(patient: Patient) -> None:
     flip = np.nan_to_num(_compare(own, truth).flip) > 0
     kept = np.concatenate([np.flatnonzero(flip)[:7], np.flatnonzero(~flip)[:200]])
     rare = diagnose(copy, _compare, {INPUT: patient.images[kept]}, budget=0.001)
-    assert few.verdict is rare.verdict is Verdict.TOO_FEW
+    assert few.verdict is rare.verdict is DiagnosisVerdict.TOO_FEW
     assert (rare.n_items, rare.blamed) == (207, ())
 
 

@@ -12,15 +12,15 @@ from onnx import numpy_helper
 from benchmarks.repair.faults import Fault, Kind, Patient
 from benchmarks.repair.network import INPUT, OUTPUT, drawn, pages, quantise
 from benchmarks.repair.shapes import Shape, write_shape
-from quantdrift.cli.candidate_origin import check_origin
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.schema import Reference
 from quantdrift.core.errors import OperatorError
+from quantdrift.facts.diagnosis import Origin, WeightFault
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.repair.blame import diagnose
 from quantdrift.shadow.repair.kernels import other_kernels
-from quantdrift.shadow.repair.origin import Origin, WeightFault, named, origins_of, origins_of_files
+from quantdrift.shadow.repair.origin import check_origin, named, origins_of, origins_of_files
 from quantdrift.shadow.repair.sites import SwitchableCopy, Weight
 from quantdrift.shadow.tensors.arrays import Outputs
 from tests.support.commands import invoked

@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.schema import Reference, Runtime
 from quantdrift.core.errors import OperatorError
+from quantdrift.facts.diagnosis import DAMAGED, Cause, Diagnosis, DiagnosisVerdict
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
 from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.repair.blame import DAMAGED, Cause, Diagnosis, Verdict, diagnose
+from quantdrift.shadow.repair.blame import diagnose
 from quantdrift.shadow.repair.copies import Copy, check
 from quantdrift.shadow.repair.opening import open_copy
 from quantdrift.shadow.repair.pytorch.switches import LayerSwitch, RangeSwitch, WeightSwitch
@@ -129,7 +130,7 @@ def test_a_fault_in_one_layer_is_named_first(
     """Weights and ranges are told apart, and so is why."""
     copy = _copy(folder, saved(damage(static(), layer, kind), tmp_path / "int8.safetensors"))
     found = _diagnosed(copy)
-    assert (found.verdict, found.causes[0]) == (Verdict.NAMED, cause)
+    assert (found.verdict, found.causes[0]) == (DiagnosisVerdict.NAMED, cause)
     first = found.blamed[0]
     assert first.site == f"{'W' if cause is Cause.WEIGHTS else 'A'}:{layer}"
     assert first.restores > first.placebo
@@ -143,7 +144,7 @@ def test_ranges_of_all_layers_that_are_too_narrow_are_the_cause(folder: Path, tm
     for layer in LINEAR:
         damage(network, layer, "narrow")
     found = _diagnosed(_copy(folder, saved(network, tmp_path / "int8.safetensors")))
-    assert (found.verdict, found.causes[0]) == (Verdict.NAMED, Cause.SATURATION)
+    assert (found.verdict, found.causes[0]) == (DiagnosisVerdict.NAMED, Cause.SATURATION)
     assert found.clipping is not None
     assert len(found.clipping.ranges) + len(found.blamed) == found.clipping.n_ranges == len(LINEAR)
     assert found.clipping.restores > found.clipping.placebo
@@ -199,7 +200,9 @@ def test_no_site_of_a_sound_candidate_is_named(form: str, draw: int, folder: Pat
     found = _diagnosed(copy, n_items=12_000, budget=0.0001, draw=draw)
     assert found.n_damaged >= 8
     assert found.blamed == ()
-    assert found.verdict is (Verdict.NOBODY if found.n_damaged == DAMAGED else Verdict.TOO_FEW)
+    assert found.verdict is (
+        DiagnosisVerdict.NOBODY if found.n_damaged == DAMAGED else DiagnosisVerdict.TOO_FEW
+    )
 
 
 def test_what_cannot_be_diagnosed_says_why(folder: Path, tmp_path: Path) -> None:

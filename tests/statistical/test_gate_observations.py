@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
-from quantdrift.drift.gate import ALPHA, Decision, Kind, Outcome, Question
+from quantdrift.drift.gate import ALPHA, Question
+from quantdrift.facts.gate import Decision, Kind, Outcome
 from quantdrift.shadow.gate.judge import Asked, Observed, judge, observed, said_of
 from quantdrift.shadow.gate.observations import digests_of, united
 from quantdrift.shadow.gate.offline import Compared

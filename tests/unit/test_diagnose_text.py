@@ -10,16 +10,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from quantdrift.cli.diagnose import sentence_of, text_of
 from quantdrift.core.notation import part
-from quantdrift.shadow.repair.blame import Blamed, Cause, Clipped, Clipping, Diagnosis, Verdict
-from quantdrift.shadow.repair.origin import NamedTensor, OffTensor, Origin, WeightFault
+from quantdrift.facts.diagnosis import (
+    Blamed,
+    Cause,
+    Clipped,
+    Clipping,
+    Diagnosis,
+    DiagnosisVerdict,
+    NamedTensor,
+    OffTensor,
+    Origin,
+    WeightFault,
+)
+from quantdrift.facts.words.diagnosis import diagnosed, sentence_of
 
 pytestmark = pytest.mark.unit
 
 FOLDER = Path(__file__).parent / "diagnoses"
 TOLD = Diagnosis(
-    verdict=Verdict.NAMED,
+    verdict=DiagnosisVerdict.NAMED,
     causes=(Cause.WEIGHTS,),
     flips=0.12,
     budget=0.01,
@@ -123,11 +133,15 @@ CASES = {
         blamed=(_weight(heals=0.4, flips_left=0.07), msgspec.structs.replace(RANGE, heals=0.5)),
     ),
     "clipping-together": _told(causes=(Cause.SATURATION,), clipping=CLIPPING, together={"A": 0.93, "W": 0.1}),
-    "no-cause": _told(verdict=Verdict.NOBODY, causes=(Cause.INPUT,), together={"A": 0.4, "W": 0.35}),
+    "no-cause": _told(verdict=DiagnosisVerdict.NOBODY, causes=(Cause.INPUT,), together={"A": 0.4, "W": 0.35}),
     "within-budget": _told(
-        verdict=Verdict.NOBODY, causes=(Cause.WITHIN_BUDGET,), flips=0.004, one_off={}, fresh_flips=None
+        verdict=DiagnosisVerdict.NOBODY,
+        causes=(Cause.WITHIN_BUDGET,),
+        flips=0.004,
+        one_off={},
+        fresh_flips=None,
     ),
-    "too-few": _told(verdict=Verdict.TOO_FEW, causes=(), n_damaged=5, flips=0.01, one_off={}),
+    "too-few": _told(verdict=DiagnosisVerdict.TOO_FEW, causes=(), n_damaged=5, flips=0.01, one_off={}),
     "exemplars-alone": _told(
         blamed=(_weight(flips_left=None),), fresh_flips=None, rounding=0.011, reproduced=0.985
     ),
@@ -138,8 +152,9 @@ CASES = {
 def test_what_is_printed_is_what_the_file_says(name: str) -> None:
     """Each sentence follows from the record; a change of one is seen as a change of a file."""
     found = CASES[name]
-    text = f"{text_of(found, model='digits', slice_name='scanner=archive')}\n"
-    if found.verdict is not Verdict.TOO_FEW:  # an alert gets no note of it
+    blocks = diagnosed(found, model="digits", slice_name="scanner=archive")
+    text = "\n".join(map(str, blocks)) + "\n"
+    if found.verdict is not DiagnosisVerdict.TOO_FEW:  # an alert gets no note of it
         text += f"\n{sentence_of(found)}\n"
     path = FOLDER / f"{name}.txt"
     if os.environ.get("QUANTDRIFT_WRITE"):

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.cli.gate import _progress, text_of
-from quantdrift.drift.gate import Decision, Outcome, Question, Trial, decision
-from quantdrift.shadow.gate.follow import Followed
+from quantdrift.drift.gate import Question, Trial, decision
+from quantdrift.facts.gate import Decision, Followed, Outcome
+from quantdrift.facts.words.gate import decided, so_far
 
 pytestmark = pytest.mark.unit
 
@@ -30,7 +30,7 @@ def trial(n: int) -> Trial:
 
 def test_it_names_the_slice_that_lacks_most() -> None:
     """With the time that it takes at this rate."""
-    shown = _progress(followed(trial(400), trial(100)))
+    shown = so_far(followed(trial(400), trial(100)))
     assert (
         shown
         == "gate 7: 1,000 exchanges, 1 of 2 questions decided; all: about 270 more, 4.5 min at this rate"
@@ -39,7 +39,7 @@ def test_it_names_the_slice_that_lacks_most() -> None:
 
 def test_a_look_at_the_moment_of_the_verdict_shows_that_all_is_decided() -> None:
     """The last exchange may decide the last question just before a look."""
-    assert _progress(followed(trial(400))) == "gate 7: 1,000 exchanges, all questions decided"
+    assert so_far(followed(trial(400))) == "gate 7: 1,000 exchanges, all questions decided"
 
 
 def test_a_pass_waits_for_the_hours_that_were_not_seen() -> None:
@@ -54,7 +54,7 @@ def test_a_pass_waits_for_the_hours_that_were_not_seen() -> None:
     )
     waiting = passed.without_hours({3, 1, 2, 23})
     assert (waiting.verdict, waiting.missing_hours) == (Outcome.INSUFFICIENT, (1, 2, 3, 23))
-    assert "1-3, 23" in text_of(waiting)
+    assert "1-3, 23" in str(decided(waiting)[-1])
     assert passed.without_hours(set()) is passed
     failed = msgspec.structs.replace(passed, verdict=Outcome.FAIL)
     assert failed.without_hours({3}) is failed

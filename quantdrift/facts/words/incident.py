@@ -1,12 +1,15 @@
 """Sentences about incidents: their state, their damage, their story, and what can be done."""
 
 import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from quantdrift.core.notation import count_of, listed, moment
+from quantdrift.core.text import Table, plain
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import shown
 from quantdrift.facts.incidents import Incident, IncidentState, Mitigation, StoryEvent, StoryKind, changes_of
+from quantdrift.facts.status import alert_kind
 from quantdrift.facts.words.happened import released
 
 
@@ -116,3 +119,42 @@ def unknown_sentence(incident: Incident) -> str:
 
 def _day(at: datetime) -> str:
     return f"{at.astimezone(UTC):%d %b %Y}".lstrip("0")
+
+
+def incident_table(incidents: Sequence[Incident], links: Sequence[str] = ()) -> Table:
+    """Return a row for each incident; `links` are their pages, empty: there is no live page."""
+    head = (
+        "incident",
+        "kind",
+        "model",
+        "version",
+        "slices",
+        "began (UTC)",
+        "state",
+        "changed answers",
+        "people",
+    )
+    rows = tuple(_row(incident) for incident in incidents)
+    if not links:
+        return Table(head, rows)
+    return Table((*head, "live page"), tuple((*row, link) for row, link in zip(rows, links, strict=True)))
+
+
+def utc(at: datetime) -> str:
+    """Return a time of day in UTC."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M}"
+
+
+def _row(incident: Incident) -> tuple[str, ...]:
+    mitigation = f" ({incident.mitigation})" if incident.mitigation else ""
+    return (
+        str(incident.id),
+        alert_kind(incident.severity),
+        plain(incident.model),
+        plain(incident.version),
+        plain(", ".join(incident.slices)),
+        utc(incident.began_at),
+        f"{incident.state}{mitigation}{f' {utc(incident.ended_at)}' if incident.ended_at else ''}",
+        "-" if incident.changed is None else shown(incident.changed).value,
+        "-" if incident.people is None else f">= {shown(incident.people).value}",
+    )

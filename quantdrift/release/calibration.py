@@ -8,6 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.gate.observations import digests_of
+from quantdrift.shadow.gate.recording import Layout, parts_of, read
 
 RECORD: Final = "repairs.json"
 """What `quantdrift repair` writes beside its models."""
@@ -30,27 +32,24 @@ def calibration_of(files: Sequence[Path], models: Iterable[Path], inputs: Iterab
     OperatorError
         A file cannot be read.
     """
-    from quantdrift.shadow.gate.observations import digests_of
-    from quantdrift.shadow.gate.recording import Layout, parts_of, read
-
-    found: set[str] = set()
+    digests: set[str] = set()
     for file in files:
         if file.suffix == ".json":
-            found.update(digest for repair in _repairs(file) for digest in repair.get("calibration") or ())
+            digests.update(digest for repair in _repairs(file) for digest in repair.get("calibration") or ())
             continue
         for part in parts_of(file, "--calibration"):
-            found.update(digests_of(read(part, Layout(inputs=tuple(inputs), keys={})).inputs))
+            digests.update(digests_of(read(part, Layout(inputs=tuple(inputs), keys={})).inputs))
     for model in models:
         record = model.parent / RECORD
         if record.is_file():
             digest = f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
-            found.update(
+            digests.update(
                 each
                 for repair in _repairs(record)
                 if repair.get("digest") == digest
                 for each in repair.get("calibration") or ()
             )
-    return frozenset(found)
+    return frozenset(digests)
 
 
 def _repairs(path: Path) -> list[dict[str, Any]]:
