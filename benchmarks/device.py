@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.references import Sort
 from quantdrift.core.config.schema import Provider
-from quantdrift.shadow.runtimes.pytorch.determinism import configure_torch, device_for
+from quantdrift.models.runtimes.pytorch.determinism import configure_torch, device_for
 
 BATCH: Final = 64
 _RUNS: Final = 20

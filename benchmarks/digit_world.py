@@ -22,9 +22,9 @@ from quantdrift.core.config import Config
 from quantdrift.core.config.schema import Budget, Model, Provider, Slice
 from quantdrift.demo.model import INPUT, OUTPUT, REFERENCE, quantise
 from quantdrift.demo.scans import Images, Labels, Scanner, Scans
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.tensors.arrays import Array
-from quantdrift.shadow.tensors.features import features_of
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.tensors.arrays import Array
+from quantdrift.models.tensors.features import features_of
 
 NAME = "digits"
 MODELS = Path("out/digits")

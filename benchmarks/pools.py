@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import OutputKind
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.tensors.arrays import Array
+from quantdrift.models.comparators.classes.classification import ClassificationComparator
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.tensors.arrays import Array
 
 TOP_K = 3
 KL_CAP = 2.0  # nats, the shipped default

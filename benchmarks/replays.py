@@ -22,7 +22,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.references import Array, Sort
-from quantdrift.cli.serve import NICE
+from quantdrift.cli.run.serve import NICE
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import (
@@ -38,8 +38,8 @@ from quantdrift.core.records import Exchange, Sampling, Tensor
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
-from quantdrift.shadow.runtimes import malloc
-from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
+from quantdrift.models.runtimes import malloc
+from quantdrift.models.runtimes.registry import open_reference, runtime_request
 from quantdrift.shadow.worker import serve
 
 READY_S: Final = 120.0

@@ -21,7 +21,7 @@ from quantdrift.core.config.schema import OutputKind, Slice
 from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Policy, Predicate, Sampling
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.core.stream.numbering import Numbered
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
+from quantdrift.models.comparators.classes.classification import ClassificationComparator
 from quantdrift.shadow.replay.rows import items_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.partitions import ensure_partitions

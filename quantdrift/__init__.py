@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
     from quantdrift.release.compare import CompareResult, compare
     from quantdrift.release.connect import Connection, FiguresResult, IncidentsResult, connect
-    from quantdrift.release.diagnose import DiagnoseResult, diagnose
-    from quantdrift.release.gate import GateResult, gate
+    from quantdrift.release.diagnose.diagnose import DiagnoseResult, diagnose
+    from quantdrift.release.gate.gate import GateResult, gate
     from quantdrift.release.plan import PlanResult, plan
     from quantdrift.release.progress import Progress
-    from quantdrift.release.repair import RepairResult, repair
+    from quantdrift.release.repair.repair import RepairResult, repair
     from quantdrift.sidecar.tap import Tap
 
 __all__ = [
@@ -41,23 +41,23 @@ __all__ = [
 _MODULES: Final = {
     "CompareResult": "release.compare",
     "Connection": "release.connect",
-    "DiagnoseResult": "release.diagnose",
+    "DiagnoseResult": "release.diagnose.diagnose",
     "FiguresResult": "release.connect",
-    "GateResult": "release.gate",
+    "GateResult": "release.gate.gate",
     "IncidentsResult": "release.connect",
     "OperatorError": "core.errors",
     "PlanResult": "release.plan",
     "Progress": "release.progress",
     "QuantdriftError": "core.errors",
-    "RepairResult": "release.repair",
+    "RepairResult": "release.repair.repair",
     "RetryError": "core.errors",
     "Tap": "sidecar.tap",
     "compare": "release.compare",
     "connect": "release.connect",
-    "diagnose": "release.diagnose",
-    "gate": "release.gate",
+    "diagnose": "release.diagnose.diagnose",
+    "gate": "release.gate.gate",
     "plan": "release.plan",
-    "repair": "release.repair",
+    "repair": "release.repair.repair",
 }
 
 

@@ -7,11 +7,11 @@ from typing import Any, Generic, TypeVar
 
 from quantdrift.release import compare as _compare
 from quantdrift.release import connect as _connect
-from quantdrift.release import diagnose as _diagnose
-from quantdrift.release import gate as _gate
 from quantdrift.release import plan as _plan
-from quantdrift.release import repair as _repair
 from quantdrift.release.blocking import in_thread
+from quantdrift.release.diagnose import diagnose as _diagnose
+from quantdrift.release.gate import gate as _gate
+from quantdrift.release.repair import repair as _repair
 
 __all__ = ["Connection", "compare", "connect", "diagnose", "gate", "plan", "repair"]
 

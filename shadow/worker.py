@@ -34,6 +34,12 @@ from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.core.tls import Tls
+from quantdrift.models.runtimes import malloc
+from quantdrift.models.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
+from quantdrift.models.runtimes.canaries.check import with_canary_checks
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.registry import runtime_request
+from quantdrift.models.runtimes.text.candidate_replica import open_with_replica
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper
 from quantdrift.shadow.pipeline.expired import ExpiredCount
@@ -49,12 +55,6 @@ from quantdrift.shadow.pipeline.validate import AttributeRules
 from quantdrift.shadow.replay.candidate_noise import Rechecks
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.references import Load, References, is_remote
-from quantdrift.shadow.runtimes import malloc
-from quantdrift.shadow.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
-from quantdrift.shadow.runtimes.canaries.check import with_canary_checks
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import runtime_request
-from quantdrift.shadow.runtimes.text.candidate_replica import open_with_replica
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.storage.database import STATEMENT_TIMEOUT_S, Database

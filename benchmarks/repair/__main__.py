@@ -45,11 +45,11 @@ from benchmarks.repair.strangers import Strangers, stranger_figures
 from benchmarks.result import Goal, finish
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.facts.diagnosis import Diagnosis, DiagnosisVerdict
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.repair.blame import diagnose
-from quantdrift.shadow.repair.sites import SwitchableCopy
-from quantdrift.shadow.tensors.arrays import Outputs
+from quantdrift.models.comparators.classes.classification import ClassificationComparator
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.tensors.arrays import Outputs
+from quantdrift.release.diagnose.blame import diagnose
+from quantdrift.release.sites import SwitchableCopy
 
 N_PAGES: Final = 2_000
 BUDGET: Final = 0.01

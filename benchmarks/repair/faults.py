@@ -13,8 +13,8 @@ from numpy.random import Generator
 from onnx import numpy_helper
 
 from benchmarks.repair.network import INPUT, OUTPUT, Images
-from quantdrift.shadow.repair.probes import use_of
-from quantdrift.shadow.repair.sites import Graph, ReferenceWeights, Site, SiteKind, SwitchableCopy, placed
+from quantdrift.release.diagnose.probes import use_of
+from quantdrift.release.sites import Graph, ReferenceWeights, Site, SiteKind, SwitchableCopy, placed
 
 FIRES: Final = 0.05
 """Share of flips from which a fault counts."""

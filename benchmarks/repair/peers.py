@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from quantdrift.shadow.repair.sites import Site, SiteKind, SwitchableCopy
-from quantdrift.shadow.tensors.arrays import Array
+from quantdrift.models.tensors.arrays import Array
+from quantdrift.release.sites import Site, SiteKind, SwitchableCopy
 
 _SUBSET: Final = 300  # NNCF's default
 

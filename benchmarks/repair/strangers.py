@@ -30,14 +30,14 @@ from quantdrift.drift.evidence.observations import BoolArray, IntArray
 from quantdrift.drift.gate import Question
 from quantdrift.facts.gate import Outcome
 from quantdrift.facts.repairs import Measured, Repair, RepairKind, RepairOutcome
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.gate.judge import Asked, Observed, judge
-from quantdrift.shadow.repair.blame import diagnose
-from quantdrift.shadow.repair.remedies import Workbench, halves
-from quantdrift.shadow.repair.samples import Recording
-from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
-from quantdrift.shadow.tensors.arrays import Outputs
+from quantdrift.models.comparators.classes.classification import ClassificationComparator
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.tensors.arrays import Outputs
+from quantdrift.release.diagnose.blame import diagnose
+from quantdrift.release.diagnose.samples import Recording
+from quantdrift.release.gate.judge import Asked, Observed, judge
+from quantdrift.release.repair.remedies import Workbench, halves
+from quantdrift.release.sites import SwitchableCopy, outputs_of, session_of
 
 _BUDGET: Final = 0.01
 _PAGES: Final = 800

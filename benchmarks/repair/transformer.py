@@ -25,11 +25,11 @@ from benchmarks.repair.peers import ratios
 from benchmarks.transformer.answers import MODEL, PACKAGES, install
 from benchmarks.transformer.build import Words, export, network_of
 from benchmarks.transformer.passages import Form, gather
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.comparators.vectors.embedding import EmbeddingComparator
-from quantdrift.shadow.repair.blame import diagnose
-from quantdrift.shadow.repair.sites import SiteKind, SwitchableCopy
-from quantdrift.shadow.tensors.arrays import Array, Outputs
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.comparators.vectors.embedding import EmbeddingComparator
+from quantdrift.models.tensors.arrays import Array, Outputs
+from quantdrift.release.diagnose.blame import diagnose
+from quantdrift.release.sites import SiteKind, SwitchableCopy
 
 _OUTPUT: Final = "vector"
 _CALIBRATION, _SLICE, _OTHERS = 64, 400, 400

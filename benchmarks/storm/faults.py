@@ -133,13 +133,15 @@ FAULTS: Final = (
         kind=Kind.KILL, part="standby monitor", victims=lambda stack: stack.monitors(leading=False), weight=2
     ),
     Fault(kind=Kind.KILL, part="nats", victims=_NATS, weight=4),
-    Fault(kind=Kind.KILL, part="nats keeper", victims=_first("quantdrift.cli.embedded", "nats"), weight=2),
+    Fault(
+        kind=Kind.KILL, part="nats keeper", victims=_first("quantdrift.cli.run.embedded", "nats"), weight=2
+    ),
     Fault(kind=Kind.KILL, part="postgres", victims=_postmaster, weight=4),
     Fault(kind=Kind.KILL, part="postgres session", victims=_sessions, weight=4),
     Fault(
         kind=Kind.KILL,
         part="postgres keeper",
-        victims=_first("quantdrift.cli.embedded", "postgres"),
+        victims=_first("quantdrift.cli.run.embedded", "postgres"),
         weight=2,
     ),
     Fault(kind=Kind.STOP, part="relay worker", victims=_RELAY, weight=2, patience=2.5, may_fail="connection"),

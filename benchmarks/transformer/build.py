@@ -199,7 +199,7 @@ def _quantise(models: dict[str, Path]) -> None:
 def _replayed(path: Path, tokens: Tokens) -> npt.NDArray[np.float32]:
     """Return the reference's logits, (n, classes), as a shadow worker gets them: in batches."""
     from quantdrift.core.config.schema import Provider
-    from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+    from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
 
     runtime = OnnxRuntime(path, provider=Provider.CPU)
     logits = np.empty((len(tokens), len(AREAS)), dtype=np.float32)

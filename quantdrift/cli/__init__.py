@@ -1,1 +1,1 @@
-"""The command line: one file for each noun, and `up`, which runs every role on one host."""
+"""The command line: one folder for each group of `quantdrift --help`, one file for each noun."""

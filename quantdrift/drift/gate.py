@@ -8,7 +8,7 @@ A slice is asked one or more questions (`Question`), each "is the mean of y belo
 | `harm` | flip of the candidate - flip of what is serving: 1 newly flipped, -1 healed, else 0 | mean < the margin |
 | `accuracy` | ratio * right(reference) - right(candidate) | mean < 0 |
 | `divergence` | min(divergence, cap), by weights d / cap of the value cap | mean < the budget |
-| `latency` | 1 where a request takes the budget or longer (`quantdrift.shadow.gate.load`) | mean < 1 % |
+| `latency` | 1 where a request takes the budget or longer (`quantdrift.release.gate.load`) | mean < 1 % |
 | `throughput` | 1 where a round of requests is below the budget | mean < 50 % |
 
 `accuracy` is MLPerf's closed division, 99 or 99.9 % of the reference's accuracy, with labels. Without labels: a decision that

@@ -10,16 +10,16 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.slices import SliceAssigner, SliceKey, time_attributes
+from quantdrift.models.runtimes.protocol import replayed_by
+from quantdrift.models.tensors.features import features_of
 from quantdrift.shadow.pipeline.classify import Case, quarantine
 from quantdrift.shadow.replay.config_warnings import ConfigWarnings
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult, assemble, compare, replay
 from quantdrift.shadow.replay.rows import items_of
-from quantdrift.shadow.runtimes.protocol import replayed_by
 from quantdrift.shadow.slices.clusters import ClusterSlices
 from quantdrift.shadow.slices.discovered import ByModel
-from quantdrift.shadow.tensors.features import features_of
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ComparedItem,

@@ -11,11 +11,11 @@ from quantdrift.core.records import Exchange, Protocol
 from quantdrift.core.sealing import envelope_of, is_sealed
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
-from quantdrift.shadow.language.from_exchange import embedding_inputs, scoring_inputs
+from quantdrift.models.language.from_exchange import embedding_inputs, scoring_inputs
+from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope, read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.storage.shadow.rows import Quarantined, Unreferenced, VersionKey
 
 Case = PreparedExchange | Quarantined | Unreferenced

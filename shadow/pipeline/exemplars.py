@@ -36,8 +36,8 @@ from quantdrift.core.sealing import seal
 from quantdrift.core.stream.config import EXEMPLARS_EACH, LONGEST_S
 from quantdrift.core.stream.errors import StreamFullError, TooLargeError
 from quantdrift.core.tensors import DTYPES
-from quantdrift.shadow.tensors import codec
-from quantdrift.shadow.tensors.arrays import Array
+from quantdrift.models.tensors import codec
+from quantdrift.models.tensors.arrays import Array
 from quantdrift.storage.shadow.rows import ComparedExchange
 
 _LOG = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.records import Latency, Side
 from quantdrift.core.slices import OTHER
 from quantdrift.core.telemetry import Telemetry
+from quantdrift.models.runtimes.canaries.check import CanaryOutcome
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult
-from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome
 from quantdrift.storage.shadow.expiries import Expired
 from quantdrift.storage.shadow.rows import StoreBatch, VectorRow, Written
 

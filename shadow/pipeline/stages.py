@@ -21,6 +21,8 @@ from quantdrift.core.logs import of_model
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Delivery
+from quantdrift.models.runtimes.protocol import BrokenRuntimeError
+from quantdrift.models.tensors.arrays import Array
 from quantdrift.shadow.pipeline.assess import Assessor, BatchInProgress
 from quantdrift.shadow.pipeline.classify import Case
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper, Offer
@@ -33,8 +35,6 @@ from quantdrift.shadow.pipeline.tracing import Spans
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.replay import Outcome
-from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError
-from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.storage.shadow.rows import StoreBatch, VectorRow, Written
 from quantdrift.storage.shadow.writer import Writer
 

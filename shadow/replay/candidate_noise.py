@@ -23,12 +23,12 @@ from quantdrift.core.recheck_mark import RecheckMarks
 from quantdrift.core.records import Side
 from quantdrift.core.slices import SliceKey
 from quantdrift.core.tls import Tls
+from quantdrift.models.runtimes.registry import RuntimeRequest
+from quantdrift.models.runtimes.remote.protocol import RefusedError, Transport
+from quantdrift.models.tensors.arrays import Outputs
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems
 from quantdrift.shadow.replay.replay import recheck_outputs
-from quantdrift.shadow.runtimes.registry import RuntimeRequest
-from quantdrift.shadow.runtimes.remote.protocol import RefusedError, Transport
-from quantdrift.shadow.tensors.arrays import Outputs
 from quantdrift.storage.shadow.rows import NoiseItem
 
 _LOG = logging.getLogger(__name__)
@@ -253,9 +253,9 @@ def _open(model: Model, timeout_s: float, tls: Tls) -> Transport:
     )
     request = RuntimeRequest(model=model, reference=reference, tls=tls)
     if http:
-        transport: Transport = importlib.import_module("quantdrift.shadow.runtimes.remote.oip_http").OipHttp(
+        transport: Transport = importlib.import_module("quantdrift.models.runtimes.remote.oip_http").OipHttp(
             request
         )
     else:
-        transport = importlib.import_module("quantdrift.shadow.runtimes.remote.oip_grpc").OipGrpc(request)
+        transport = importlib.import_module("quantdrift.models.runtimes.remote.oip_grpc").OipGrpc(request)
     return transport

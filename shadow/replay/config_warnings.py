@@ -16,11 +16,11 @@ from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.logs import of_model
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.comparators.protocol import Values
-from quantdrift.shadow.comparators.vision.class_map import MapReader
+from quantdrift.models.comparators.protocol import Values
+from quantdrift.models.comparators.vision.class_map import MapReader
+from quantdrift.models.tensors.arrays import Array
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.pairing import OutputPair, pair_of
-from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.storage.shadow.rows import ConfigWarningRow
 
 N_ITEMS: Final = 256

@@ -4,8 +4,8 @@ import msgspec
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange
+from quantdrift.models.tensors.arrays import Array, Outputs
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.tensors.arrays import Array, Outputs
 
 Answer = dict[str, Array] | QuarantineError
 

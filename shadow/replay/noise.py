@@ -24,13 +24,13 @@ from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.records import Side
 from quantdrift.core.sampling.hash_draw import draw
 from quantdrift.core.slices import SliceKey
-from quantdrift.shadow.language.scoring import without_free_answer
+from quantdrift.models.language.scoring import without_free_answer
+from quantdrift.models.tensors.arrays import Outputs
 from quantdrift.shadow.replay.candidate_noise import NoRechecks, Rechecker, RecheckRequest
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems, version_of
 from quantdrift.shadow.replay.pairing import OutputPair, pair_of
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, replay_again
-from quantdrift.shadow.tensors.arrays import Outputs
 from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
 _ALL_UNTIL: Final = 500  # first exchanges of a version, all chosen; of a slice, while there is room

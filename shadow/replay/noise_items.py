@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Side
 from quantdrift.core.slices import SliceKey
-from quantdrift.shadow.comparators.protocol import Comparator, Divergences
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.protocol import Comparator, Divergences
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.tensors.arrays import Outputs
 from quantdrift.shadow.replay.exchange import PreparedExchange
-from quantdrift.shadow.tensors.arrays import Outputs
 from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
 

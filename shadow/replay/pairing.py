@@ -8,13 +8,13 @@ import numpy as np
 from quantdrift.core.config.schema import Reference
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.tensors.arrays import Array, Outputs, output_error
+from quantdrift.models.tensors.codec import decode
+from quantdrift.models.tensors.items import item_columns, itemised
+from quantdrift.models.tensors.mapping import dequantised
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.tensors.arrays import Array, Outputs, output_error
-from quantdrift.shadow.tensors.codec import decode
-from quantdrift.shadow.tensors.items import item_columns, itemised
-from quantdrift.shadow.tensors.mapping import dequantised
 
 
 class OutputPair(msgspec.Struct, frozen=True, kw_only=True):

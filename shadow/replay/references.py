@@ -6,10 +6,10 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
-from quantdrift.shadow.comparators.protocol import Comparator
-from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import check_mapping
+from quantdrift.models.comparators.protocol import Comparator
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.registry import check_mapping
 
 Load = Callable[[Model, Reference], ReferenceRuntime]
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
-from quantdrift.shadow.comparators.protocol import Divergences
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.tensors.arrays import Array, Outputs, TensorSpec
+from quantdrift.models.tensors.items import item_columns, itemised, joined_steps
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.pairing import OutputPair, captured_of, pair_of, replayed_of
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.tensors.arrays import Array, Outputs, TensorSpec
-from quantdrift.shadow.tensors.items import item_columns, itemised, joined_steps
 
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")

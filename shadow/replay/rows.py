@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.slices import SliceKey
-from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
+from quantdrift.models.comparators.protocol import Divergences, Flags, Values
 from quantdrift.storage.shadow.rows import ComparedItem
 
 _ENCODER = msgspec.json.Encoder()

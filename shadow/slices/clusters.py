@@ -23,8 +23,8 @@ from quantdrift.core.clusters import (
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.records import Exchange
 from quantdrift.core.slices import SliceKey, attribute_key
-from quantdrift.shadow.runtimes.embedding import vectors_of
-from quantdrift.shadow.tensors.arrays import Array
+from quantdrift.models.runtimes.embedding import vectors_of
+from quantdrift.models.tensors.arrays import Array
 from quantdrift.storage.shadow.rows import VectorRow
 
 _HOUR_S: Final = 3600.0

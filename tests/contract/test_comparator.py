@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.protocol import Divergences, Values
-from quantdrift.shadow.comparators.registry import COMPARED_TYPES
+from quantdrift.models.comparators.protocol import Divergences, Values
+from quantdrift.models.comparators.registry import COMPARED_TYPES
 from tests.support.shadow.comparator_cases import CASES, N_ITEMS, Case, part
 
 pytestmark = pytest.mark.contract

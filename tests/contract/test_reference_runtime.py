@@ -10,14 +10,14 @@ import pytest
 from quantdrift.core.config.schema import Model, Provider
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime, replayed_by
+from quantdrift.models.runtimes.self_test import SelfTestedRuntime
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, replayed_by
-from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
 from tests.support.shadow.onnx_models import (
     BIAS,
     WEIGHT,
@@ -47,7 +47,7 @@ def _proven(_: Path) -> ReferenceRuntime:
 
 
 def _exported(directory: Path, embedding: str = "") -> ReferenceRuntime:
-    from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+    from quantdrift.models.runtimes.pytorch.runtime import TorchRuntime
     from tests.support.shadow import torch_models
 
     path = torch_models.exported(directory / "linear.pt2")
@@ -55,7 +55,7 @@ def _exported(directory: Path, embedding: str = "") -> ReferenceRuntime:
 
 
 def _factory(directory: Path, embedding: str = "") -> ReferenceRuntime:
-    from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+    from quantdrift.models.runtimes.pytorch.runtime import TorchRuntime
     from tests.support.shadow import torch_models
 
     path = torch_models.weights(directory / "linear.safetensors")
@@ -64,7 +64,7 @@ def _factory(directory: Path, embedding: str = "") -> ReferenceRuntime:
 
 
 def _torchscript(directory: Path) -> ReferenceRuntime:
-    from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+    from quantdrift.models.runtimes.pytorch.runtime import TorchRuntime
     from tests.support.shadow import torch_models
 
     path = torch_models.scripted(directory / "linear.pt")

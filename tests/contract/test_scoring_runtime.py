@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.language.free_running_answer import FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.shadow.language.scoring import Scores, ScoringRequest, objects
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
-from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
+from quantdrift.models.language.free_running_answer import FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.models.language.scoring import Scores, ScoringRequest, objects
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.models.runtimes.self_test import SelfTestedRuntime
 from tests.support.shadow.score_streams import scored
 
 pytestmark = [pytest.mark.contract, pytest.mark.slow]

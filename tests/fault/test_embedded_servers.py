@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from quantdrift.cli.embedded import Report
+from quantdrift.cli.run.embedded import Report
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import MIB, Config, Stream
 from quantdrift.core.data_directory import at_server
@@ -41,7 +41,7 @@ DEADLINE_S = 60.0
 # The process as `quantdrift up` starts it, with seconds for what lasts half a minute there.
 RUNNER = """
 import sys
-from quantdrift.cli import embedded
+from quantdrift.cli.run import embedded
 from quantdrift.core.process import nats_server
 embedded.HUNG_S, embedded._CHECK_S, embedded._ANSWER_S = 1.0, 0.2, 0.5
 embedded._STOP_S = nats_server._STOP_S = 0.5
@@ -51,7 +51,7 @@ SMALL_STREAM = 8_000_000
 
 
 class Runner:
-    """A running `quantdrift.cli.embedded`."""
+    """A running `quantdrift.cli.run.embedded`."""
 
     def __init__(self, kind: str, directory: Path, port: int) -> None:
         stream = [Stream().name] if kind == "nats" else []

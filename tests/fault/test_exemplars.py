@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from quantdrift.cli import privacy
+from quantdrift.cli.admin import privacy
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Model, Reference
@@ -31,9 +31,9 @@ from quantdrift.core.stream import config as stream_config
 from quantdrift.core.stream.config import EXEMPLARS_EACH
 from quantdrift.core.stream.connection import Consumer, Queue
 from quantdrift.core.stream.exemplars import Kept, delete_exemplars, kept_exemplars
+from quantdrift.release.diagnose.exemplars import exemplars, opener
 from quantdrift.shadow.pipeline import exemplars as keeping
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper, Offer, Sink
-from quantdrift.shadow.repair.exemplars import exemplars, opener
 from quantdrift.storage.shadow.rows import ComparedExchange
 from tests.fault.test_embedded_servers import disk, fill  # noqa: F401 - a fixture
 from tests.support.commands import invoked

@@ -114,7 +114,7 @@ def embedded(request: pytest.FixtureRequest, memory_path: Path) -> Iterator[Path
     command = [
         sys.executable,
         "-m",
-        "quantdrift.cli.embedded",
+        "quantdrift.cli.run.embedded",
         kind,
         str(memory_path / kind),
         str(free_port()),

@@ -37,7 +37,7 @@ END_S = 60.0
 # `quantdrift up`, with seconds for the minutes after which it replaces a process that hangs, while a file exists.
 IMPATIENT = """
 import os
-from quantdrift.cli import up
+from quantdrift.cli.run import up
 
 class Impatient(dict):
     def get(self, name):
@@ -389,7 +389,7 @@ def test_restarts_of_every_process_are_shown_with_their_reason(memory_path: Path
     """The sidecar exports what `up` restarts, servers included, and which of its processes work."""
     with _up(memory_path, "") as up:
         up.wait_for_line("postgres is up")
-        up.child("quantdrift.cli.embedded", "nats").kill()
+        up.child("quantdrift.cli.run.embedded", "nats").kill()
         up.wait(
             lambda: up.metric("quantdrift_up_restarts_total", process="nats") == 1, "a restart is counted"
         )
@@ -408,7 +408,7 @@ def test_a_process_that_hangs_is_replaced_and_a_sidecar_that_hangs_is_left_to_se
     with _up(memory_path, "", program=("-c", IMPATIENT), IMPATIENT=str(impatient)) as up:
         up.wait_for_line("quantdrift is up")
         monitor = up.child("quantdrift", "monitor", "--config")
-        around_postgres = up.child("quantdrift.cli.embedded", "postgres")
+        around_postgres = up.child("quantdrift.cli.run.embedded", "postgres")
         sidecar = up.child("quantdrift", "sidecar", "--config")
         for process in (monitor, around_postgres, sidecar):
             process.suspend()

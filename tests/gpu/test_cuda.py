@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.runtimes.onnx.device import cuda_devices
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
-from quantdrift.shadow.tensors.arrays import Array
+from quantdrift.models.runtimes.onnx.device import cuda_devices
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.pytorch.runtime import TorchRuntime
+from quantdrift.models.tensors.arrays import Array
 from tests.contract import test_reference_runtime as suite
 from tests.support.shadow import torch_models
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, linear_model, logits_of, model_of, saved
@@ -190,7 +190,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from quantdrift.core.config.schema import Provider
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
 runtime = OnnxRuntime(Path(sys.argv[1]), provider=Provider.TENSORRT, engine_cache=sys.argv[2])
 print(runtime.provenance.provider)
 np.savez(sys.argv[4], **runtime.run({"x": np.load(sys.argv[3])}))

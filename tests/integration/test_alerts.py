@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from quantdrift.cli.alerts import alerts
+from quantdrift.cli.look.alerts import alerts
 from quantdrift.cli.main import main
 from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.notify.alertmanager import encode

@@ -33,12 +33,12 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
 from quantdrift.core.stream.connection import Queue
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.monitor.discovery.clusters import ClusterFits, configured, refit
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.commands.slice_list import list_slices

@@ -22,7 +22,7 @@ from quantdrift.core.config.schema import Stream
 from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
-from quantdrift.shadow.repair.sites import SwitchableCopy
+from quantdrift.release.sites import SwitchableCopy
 from tests.quantised.layers import damage, exported, pages_unlike, quantised, saved, written
 from tests.support.commands import invoked
 from tests.support.notebooks import html_of

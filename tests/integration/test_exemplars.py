@@ -27,8 +27,8 @@ from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.config import EXEMPLAR_AGE_S, EXEMPLARS_EACH
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.exemplars import Kept, kept_exemplars
+from quantdrift.release.diagnose.exemplars import exemplars, opener, waiting
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper, Offer
-from quantdrift.shadow.repair.exemplars import exemplars, opener, waiting
 from tests.support.commands import invoked
 from tests.support.shadow.compared_exchanges import compared_of, item_of
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved

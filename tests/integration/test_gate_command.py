@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from quantdrift.shadow.gate.observations import digests_of
+from quantdrift.release.gate.observations import digests_of
 from tests.support.commands import invoked
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, linear_model, logits_of, saved
 

@@ -35,16 +35,16 @@ from quantdrift.core.slices import SliceKey, everything, slice_of
 from quantdrift.core.stream.connection import Queue
 from quantdrift.drift.gate import Question
 from quantdrift.facts.gate import Outcome
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.protocol import digest_of
+from quantdrift.models.tensors.codec import decode
 from quantdrift.monitor.gate import body_of
-from quantdrift.shadow.gate.judge import Asked
-from quantdrift.shadow.gate.live import LiveGate
-from quantdrift.shadow.gate.offline import Route
+from quantdrift.release.gate.judge import Asked
+from quantdrift.release.gate.live import LiveGate
+from quantdrift.release.gate.offline import Route
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.protocol import digest_of
-from quantdrift.shadow.tensors.codec import decode
 from quantdrift.storage.database import Database
 from quantdrift.storage.gate import GateRun
 from quantdrift.storage.labels import Row
@@ -474,8 +474,8 @@ def test_an_error_while_the_gate_runs_ends_its_row_too(site: Site, monkeypatch: 
     def fail(_: object) -> str:
         raise RetryError("the terminal is gone")
 
-    monkeypatch.setattr("quantdrift.release.gate.so_far", fail)
-    monkeypatch.setattr("quantdrift.shadow.gate.follow._LOOK_S", 0.1)
+    monkeypatch.setattr("quantdrift.release.gate.gate.so_far", fail)
+    monkeypatch.setattr("quantdrift.release.gate.follow._LOOK_S", 0.1)
     done = site.gate("good.onnx", "--wait", "1m")
     assert (done.returncode, "the terminal is gone (try again)" in done.stderr) == (1, True)
     (row,) = site.rows()

@@ -20,12 +20,12 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Generation, Slice
 from quantdrift.core.records import Exchange
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.models.tensors.codec import decode
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
-from quantdrift.shadow.tensors.codec import decode
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.writer import Writer
 from tests.support.monitor.monitor_processes import connected, running_monitor, until

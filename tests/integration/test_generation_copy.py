@@ -15,12 +15,12 @@ from quantdrift.cli.main import main
 from quantdrift.core.config.schema import Copy, Generation
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.records import Exchange
+from quantdrift.models.runtimes.protocol import replayed_by
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.models.runtimes.text.candidate_replica import open_with_replica
+from quantdrift.models.tensors.codec import decode
 from quantdrift.shadow.replay.references import is_remote
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.protocol import replayed_by
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
-from quantdrift.shadow.runtimes.text.candidate_replica import open_with_replica
-from quantdrift.shadow.tensors.codec import decode
 from tests.integration.test_generation import CHAT, IDS, LISTS, chats
 from tests.support.shadow.language_models import opening
 from tests.support.shadow.openai_exchanges import prepared

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from quantdrift.cli.main import main
 from quantdrift.core.config.load import load
-from quantdrift.shadow.runtimes.registry import runtime_request
+from quantdrift.models.runtimes.registry import runtime_request
 from tests.integration.test_generation import CHAT, GREEDY, LISTS, replayed
 from tests.support.shadow.language_models import loaded
 from tests.support.shadow.openai_exchanges import exchange

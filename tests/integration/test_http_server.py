@@ -11,8 +11,8 @@ import pytest
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import RetryError
-from quantdrift.shadow.runtimes.registry import RuntimeRequest
-from quantdrift.shadow.runtimes.remote.http_client import HttpServer
+from quantdrift.models.runtimes.registry import RuntimeRequest
+from quantdrift.models.runtimes.remote.http_client import HttpServer
 
 pytestmark = pytest.mark.integration
 

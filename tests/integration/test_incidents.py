@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from quantdrift.cli.incidents import incidents
+from quantdrift.cli.look.incidents import incidents
 from quantdrift.cli.main import main
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.incidents import Incident

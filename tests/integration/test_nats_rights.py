@@ -17,7 +17,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from quantdrift.cli.setup import configuration, keys
+from quantdrift.cli.run.setup import configuration, keys
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.child import ending_with_parent
@@ -30,7 +30,7 @@ from quantdrift.core.stream.exemplars import kept_exemplars
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.stream.rights import NatsRole, inbox
 from quantdrift.core.stream.search import search_stream, wait_for_workers
-from quantdrift.shadow.repair.exemplars import waiting
+from quantdrift.release.diagnose.exemplars import waiting
 from tests.support import custom_resources
 from tests.support.commands import invoked, started
 from tests.support.kustomize import documents
@@ -430,7 +430,7 @@ async def test_the_administrator_alone_reads_and_deletes_single_messages(
             await sidecar.publish_exchange("tumour", f"e{number}", b"%d" % number)
         with monkeypatch.context() as patch:
             patch.setattr("quantdrift.core.stream.search.REQUEST_S", 0.5)
-            patch.setattr("quantdrift.shadow.repair.exemplars.REQUEST_S", 0.5)
+            patch.setattr("quantdrift.release.diagnose.exemplars.REQUEST_S", 0.5)
             with pytest.raises(RetryError, match=r"not that of the administrator"):
                 [one async for one in waiting(shadow, "tumour", opened=lambda message, _: message)]
             with pytest.raises(RetryError, match="not that of the administrator"):

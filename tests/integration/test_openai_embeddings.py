@@ -12,13 +12,13 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.language.scoring import objects
+from quantdrift.models.language.scoring import objects
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.pipeline.classify import Case, classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.storage.shadow.rows import Quarantined
 from tests.support.shadow.language_models import loaded, quantised
 from tests.support.shadow.openai_exchanges import exchange

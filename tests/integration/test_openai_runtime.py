@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
-from quantdrift.shadow.language.answer import ToolCall
-from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.shadow.language.scoring import ScoringRequest
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import open_reference
-from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
+from quantdrift.models.language.answer import ToolCall
+from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.models.language.scoring import ScoringRequest
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.registry import open_reference
+from quantdrift.models.runtimes.self_test import SelfTestedRuntime
 from tests.support.shadow.language_models import loaded, opening, remote_opening
 from tests.support.shadow.score_streams import scored
 from tests.support.shadow.vllm_like import VllmLike, serving

@@ -422,7 +422,7 @@ async def test_without_a_monitor_the_command_says_that_something_may_come(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 1: nobody has ended the slice of the value yet, and its last change of verdict would name it."""
-    monkeypatch.setattr("quantdrift.cli.privacy._SETTLE_S", 0.3)
+    monkeypatch.setattr("quantdrift.cli.admin.privacy._SETTLE_S", 0.3)
     done = await installation.run("erase", "header.x-user", CANARY, "--yes")
     assert done.returncode == 1
     assert "the monitor may still have" in done.stderr

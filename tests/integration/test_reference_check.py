@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from quantdrift.cli.reference_check import LARGE_BYTES
+from quantdrift.cli.release.reference_check import LARGE_BYTES
 from tests.support.commands import invoked, started
 from tests.support.shadow.onnx_models import BIAS, N_CLASSES, N_FEATURES, WEIGHT, linear_model, saved
 

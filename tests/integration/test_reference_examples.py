@@ -22,12 +22,12 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Tensor
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.registry import open_reference, runtime_request
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
 from quantdrift.shadow.worker import serve
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, tensor
 from tests.support.shadow.reference_examples import EXAMPLE, ROOT, called, commands, made, works

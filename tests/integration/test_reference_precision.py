@@ -12,9 +12,9 @@ from quantdrift.core.config.schema import Model as ModelSection
 from quantdrift.core.config.schema import Provider, Reference, Runtime
 from quantdrift.core.errors import OperatorError
 from quantdrift.demo.oip_server import InferenceServer, Model
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.protocol import replayed_by
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.protocol import replayed_by
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 from tests.support.shadow.onnx_models import BIAS, N_CLASSES, N_FEATURES, WEIGHT, inputs_of, model_of, saved
 
 pytestmark = pytest.mark.integration

@@ -23,7 +23,7 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.records import Exemplar, ExemplarItem, ExemplarKind
 from quantdrift.core.stream.connection import Queue
-from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
+from quantdrift.release.sites import SwitchableCopy, outputs_of, session_of
 from tests.support.commands import invoked
 from tests.support.notebooks import html_of
 from tests.support.shadow.onnx_models import exchange_of, tensor

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from quantdrift.cli.report import summary
+from quantdrift.cli.look.report import summary
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Telemetry

@@ -30,7 +30,7 @@ def test_a_reference_in_pytorch_without_pytorch_says_what_to_install() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from quantdrift.core.config.schema import Model, Reference, Runtime\n"
         "from quantdrift.core.errors import OperatorError\n"
-        "from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference\n"
+        "from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference\n"
         "for runtime in (Runtime.TORCH, Runtime.TRANSFORMERS):\n"
         "    reference = Reference(runtime=runtime, path='model', digest='sha256:0')\n"
         "    try:\n"

@@ -8,13 +8,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantdrift.core.config.schema import Config, Model, Provider, Slice
 from quantdrift.core.records import Exchange
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.support.resident_memory import MB, apart, resident_bytes
 from tests.support.shadow.onnx_models import WEIGHT, exchange_of, model_of, saved
 

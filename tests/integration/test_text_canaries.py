@@ -12,8 +12,8 @@ import pytest
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.shadow.language.scoring import ScoringRequest
-from quantdrift.shadow.runtimes.canaries.canaries import (
+from quantdrift.models.language.scoring import ScoringRequest
+from quantdrift.models.runtimes.canaries.canaries import (
     Canaries,
     canary_problem,
     deviations,
@@ -21,11 +21,11 @@ from quantdrift.shadow.runtimes.canaries.canaries import (
     record,
     write_canaries,
 )
-from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome, with_canary_checks
-from quantdrift.shadow.runtimes.canaries.text import random_texts, read_texts, scored, tokenised_canaries
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.models.runtimes.canaries.check import CanaryOutcome, with_canary_checks
+from quantdrift.models.runtimes.canaries.text import random_texts, read_texts, scored, tokenised_canaries
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 from tests.support.shadow.language_models import loaded, opening, quantised, remote_opening
 from tests.support.shadow.onnx_models import BIAS, WEIGHT
 from tests.support.shadow.score_streams import scored as scores_of

@@ -40,11 +40,11 @@ from quantdrift.core.records import Verdict
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.core.tls import Tls
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference, runtime_request
+from quantdrift.models.runtimes.remote.http_client import HttpServer
+from quantdrift.models.runtimes.remote.oip_grpc import OipGrpc
 from quantdrift.monitor.outbox import OtlpEvents
 from quantdrift.shadow.replay.candidate_noise import _open
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference, runtime_request
-from quantdrift.shadow.runtimes.remote.http_client import HttpServer
-from quantdrift.shadow.runtimes.remote.oip_grpc import OipGrpc
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import ModelTensor
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.runtimes.pytorch.buckets import Step, filled, joined, steps_of
-from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
-from quantdrift.shadow.tensors.arrays import Array
+from quantdrift.models.runtimes.pytorch.buckets import Step, filled, joined, steps_of
+from quantdrift.models.runtimes.pytorch.runtime import TorchRuntime
+from quantdrift.models.tensors.arrays import Array
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, logits_of
 from tests.support.shadow.torch_models import FACTORY, MODEL, exported, opening, weights
 

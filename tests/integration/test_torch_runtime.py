@@ -17,16 +17,16 @@ from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.runtimes.onnx.device import cuda_devices
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.pytorch.determinism import device_for
+from quantdrift.models.runtimes.pytorch.runtime import TorchRuntime
+from quantdrift.models.runtimes.registry import open_reference
+from quantdrift.models.runtimes.self_test import SelfTestedRuntime
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import assemble, replay
-from quantdrift.shadow.runtimes.onnx.device import cuda_devices
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.pytorch.determinism import device_for
-from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
-from quantdrift.shadow.runtimes.registry import open_reference
-from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
 from tests.support.shadow.onnx_models import N_FEATURES, WEIGHT, exchange_of, inputs_of, logits_of
 from tests.support.shadow.torch_models import (
     FACTORY,

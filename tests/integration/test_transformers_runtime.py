@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, trainers
 
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.shadow.language.scoring import ScoringRequest, TokenRow
-from quantdrift.shadow.runtimes.registry import open_reference
+from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.models.language.scoring import ScoringRequest, TokenRow
+from quantdrift.models.runtimes.registry import open_reference
 from tests.support.shadow.language_models import loaded, opening
 from tests.support.shadow.score_streams import scored
 
@@ -195,8 +195,8 @@ def test_rows_that_do_not_fit_together_are_computed_apart(
     """Memory for layers and logits is bounded, and the scores are the same, in the same order."""
     asked = [ScoringRequest(prompt="a" * n, served=" relay" * n) for n in (1, 5, 2, 9)]
     together = scored(open_reference(opening(language_folder)), *asked)
-    monkeypatch.setattr(f"quantdrift.shadow.runtimes.text.transformers.{bound}", 1)
-    monkeypatch.setattr("quantdrift.shadow.runtimes.text.transformers._POSITIONS", 2)
+    monkeypatch.setattr(f"quantdrift.models.runtimes.text.transformers.{bound}", 1)
+    monkeypatch.setattr("quantdrift.models.runtimes.text.transformers._POSITIONS", 2)
     apart = scored(open_reference(opening(language_folder)), *asked)
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
@@ -207,7 +207,7 @@ def test_without_memory_fewer_are_tried_and_have_room(language_folder: Path) -> 
 
     It would be there for as long as the error: on a GPU halves would find no more room than the whole.
     """
-    from quantdrift.shadow.runtimes.text.transformers import TransformersLanguage
+    from quantdrift.models.runtimes.text.transformers import TransformersLanguage
 
     language = TransformersLanguage(opening(language_folder))
     held: list[weakref.ref[torch.Tensor]] = []
@@ -312,7 +312,7 @@ def test_what_a_client_names_not_is_the_folders(folder: Path) -> None:
 
 def test_an_own_answer_that_takes_too_long_is_broken_off(language_folder: Path) -> None:
     """A part of it tells nothing."""
-    from quantdrift.shadow.runtimes.text.transformers import TransformersLanguage
+    from quantdrift.models.runtimes.text.transformers import TransformersLanguage
 
     language = TransformersLanguage(opening(language_folder))
     wanted = FreeAnswerRequest(max_tokens=200, is_capped=True, options={"temperature": 0}, seed=3)

@@ -21,13 +21,13 @@ from quantdrift.core.config.schema import Config, Provider, Shadow, Stream
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange, Verdict
 from quantdrift.core.stream.connection import Queue
+from quantdrift.models.runtimes.registry import open_reference, runtime_request
+from quantdrift.models.tensors.codec import encode as tensor_of
+from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
-from quantdrift.shadow.tensors.codec import encode as tensor_of
-from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import claim, load_catalog, resume

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from quantdrift.core.config.schema import OutputKind
-from quantdrift.shadow.comparators.classes.classification import LN2, ClassificationComparator
+from quantdrift.models.comparators.classes.classification import LN2, ClassificationComparator
 
 pytestmark = pytest.mark.property
 

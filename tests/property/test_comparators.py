@@ -15,7 +15,7 @@ from quantdrift.core.config.tasks import RawTensor, Regression
 from quantdrift.core.config.vision import Activation, BoxFormat, Detection, Segmentation
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.tasks import MEASURES, Task
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.registry import comparator_of
 from quantdrift.shadow.replay.rows import items_of
 
 pytestmark = pytest.mark.property

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.config.vision import Detection
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.comparators.vision.detection import DetectionComparator
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.comparators.vision.detection import DetectionComparator
 
 pytestmark = pytest.mark.property
 

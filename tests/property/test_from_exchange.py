@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange, Tensor
-from quantdrift.shadow.language.from_exchange import scoring_inputs
+from quantdrift.models.language.from_exchange import scoring_inputs
 from tests.support.shadow.openai_exchanges import chat, exchange
 
 pytestmark = pytest.mark.property

@@ -11,8 +11,8 @@ from hypothesis.extra.numpy import arrays
 
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.config.vision import Segmentation
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.comparators.vision.segmentation import SegmentationComparator
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.comparators.vision.segmentation import SegmentationComparator
 
 pytestmark = pytest.mark.property
 

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Model, Reference
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.support.shadow.onnx_models import exchange_of, tensor
 
 Images = npt.NDArray[np.float32]

@@ -12,13 +12,13 @@ from benchmarks.repair.network import INPUT, OUTPUT, drawn, pages, quantise, wri
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.diagnosis import FEWEST_DAMAGED, Cause, Diagnosis, DiagnosisVerdict
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.repair import blame
-from quantdrift.shadow.repair.blame import diagnose
-from quantdrift.shadow.repair.probes import range_use
-from quantdrift.shadow.repair.sites import SwitchableCopy
-from quantdrift.shadow.tensors.arrays import Outputs
+from quantdrift.models.comparators.classes.classification import ClassificationComparator
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.tensors.arrays import Outputs
+from quantdrift.release.diagnose import blame
+from quantdrift.release.diagnose.blame import diagnose
+from quantdrift.release.diagnose.probes import range_use
+from quantdrift.release.sites import SwitchableCopy
 
 pytestmark = pytest.mark.integration
 

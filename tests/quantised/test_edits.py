@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, quantise, write
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.repair.edits import CandidateEdits, quantised_range
-from quantdrift.shadow.repair.sites import Site, SiteKind, SwitchableCopy, outputs_of, session_of
+from quantdrift.release.repair.edits import CandidateEdits, quantised_range
+from quantdrift.release.sites import Site, SiteKind, SwitchableCopy, outputs_of, session_of
 
 pytestmark = pytest.mark.integration
 

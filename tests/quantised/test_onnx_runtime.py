@@ -22,7 +22,7 @@ from scipy.special import log_softmax, rel_entr
 
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
 from tests.quantised.digits import Digits, Images, Logits, divergence_of
 
 pytestmark = pytest.mark.integration

@@ -16,13 +16,13 @@ from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.schema import Reference
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.diagnosis import Origin, WeightFault
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.repair.blame import diagnose
-from quantdrift.shadow.repair.kernels import other_kernels
-from quantdrift.shadow.repair.origin import check_origin, named, origins_of, origins_of_files
-from quantdrift.shadow.repair.sites import SwitchableCopy, Weight
-from quantdrift.shadow.tensors.arrays import Outputs
+from quantdrift.models.comparators.classes.classification import ClassificationComparator
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.tensors.arrays import Outputs
+from quantdrift.release.diagnose.blame import diagnose
+from quantdrift.release.diagnose.kernels import other_kernels
+from quantdrift.release.origin import check_origin, named, origins_of, origins_of_files
+from quantdrift.release.sites import SwitchableCopy, Weight
 from tests.support.commands import invoked
 
 pytestmark = pytest.mark.integration

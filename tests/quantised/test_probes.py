@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from quantdrift.shadow.repair.probes import range_use, weight_errors
-from quantdrift.shadow.repair.sites import SwitchableCopy
+from quantdrift.release.diagnose.probes import range_use, weight_errors
+from quantdrift.release.sites import SwitchableCopy
 
 pytestmark = pytest.mark.integration
 

@@ -23,13 +23,13 @@ from tokenizers import Tokenizer
 from benchmarks.transformer.passages import Form, gather
 from quantdrift.core.config.schema import Model, Provider, Reference
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.support.shadow.onnx_models import exchange_of, tensor
 
 pytestmark = [

@@ -12,8 +12,8 @@ from onnxruntime.quantization import QuantFormat, quantize_static
 
 from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, quantise, write
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.repair.copies import check
-from quantdrift.shadow.repair.sites import SiteKind, SwitchableCopy
+from quantdrift.release.diagnose.copies import check
+from quantdrift.release.sites import SiteKind, SwitchableCopy
 
 pytestmark = pytest.mark.integration
 

@@ -14,13 +14,13 @@ from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.schema import Reference, Runtime
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.diagnosis import DAMAGED, Cause, Diagnosis, DiagnosisVerdict
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.repair.blame import diagnose
-from quantdrift.shadow.repair.copies import Copy, check
-from quantdrift.shadow.repair.opening import open_copy
-from quantdrift.shadow.repair.pytorch.switches import LayerSwitch, RangeSwitch, WeightSwitch
-from quantdrift.shadow.tensors.arrays import Outputs
+from quantdrift.models.comparators.classes.classification import ClassificationComparator
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.tensors.arrays import Outputs
+from quantdrift.release.diagnose.blame import diagnose
+from quantdrift.release.diagnose.copies import Copy, check
+from quantdrift.release.diagnose.opening import open_copy
+from quantdrift.release.diagnose.pytorch.switches import LayerSwitch, RangeSwitch, WeightSwitch
 from tests.quantised.layers import (
     INPUT,
     MODEL,

@@ -12,8 +12,8 @@ from scipy.special import log_softmax, rel_entr
 
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.pytorch.runtime import TorchRuntime
 from tests.quantised.digits import Digits, Logits, divergence_of
 from tests.quantised.layers import torchao
 from tests.support.shadow.torch_models import opening

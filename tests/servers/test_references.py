@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
-from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.models.runtimes.self_test import SelfTestedRuntime
 from tests.contract import test_reference_runtime as suite
 from tests.servers.server import Server, kserve_at
 from tests.servers.wiretap import wiretap

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Protocol
+from quantdrift.models.runtimes.registry import open_reference
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.registry import open_reference
 from tests.servers.answers import Answers, Asked
 from tests.servers.passage import Passage, passage
 from tests.servers.server import Server

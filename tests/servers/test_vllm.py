@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Protocol
-from quantdrift.shadow.tensors.codec import decode
+from quantdrift.models.tensors.codec import decode
 from tests.servers.answers import Answers
 from tests.servers.passage import Passage, passage
 from tests.servers.server import Server

@@ -12,13 +12,13 @@ import torch
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.language.scoring import ScoringRequest as Answered
-from quantdrift.shadow.language.scoring import objects
-from quantdrift.shadow.runtimes.canaries.canaries import record, write_canaries
-from quantdrift.shadow.runtimes.canaries.check import checked_canaries
-from quantdrift.shadow.runtimes.canaries.text import random_texts, tokenised_canaries
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
-from quantdrift.shadow.tensors.codec import decode
+from quantdrift.models.language.scoring import ScoringRequest as Answered
+from quantdrift.models.language.scoring import objects
+from quantdrift.models.runtimes.canaries.canaries import record, write_canaries
+from quantdrift.models.runtimes.canaries.check import checked_canaries
+from quantdrift.models.runtimes.canaries.text import random_texts, tokenised_canaries
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.models.tensors.codec import decode
 from tests.servers.answers import Answers, Asked
 from tests.servers.passage import passage
 from tests.servers.server import Server, vllm_at

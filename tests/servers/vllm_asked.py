@@ -5,8 +5,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from tests.servers.answers import Asked, Held
 from tests.servers.server import Server
 from tests.support.shadow.language_models import loaded, opening, remote_opening

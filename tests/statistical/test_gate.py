@@ -16,8 +16,8 @@ from quantdrift.drift.evidence.few_values import upper_bound as upper_of_few
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.gate import ALPHA, MOST_NEEDED, Question, Trial, more_of, outcome_of, trials
 from quantdrift.facts.gate import Load, Outcome
-from quantdrift.shadow.gate.labels import Answers, ExpectedLabels
-from quantdrift.shadow.gate.load import Budget, judged
+from quantdrift.release.gate.labels import Answers, ExpectedLabels
+from quantdrift.release.gate.load import Budget, judged
 from quantdrift.storage.gate import TrueLabel
 
 pytestmark = pytest.mark.statistical

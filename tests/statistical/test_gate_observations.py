@@ -17,10 +17,10 @@ from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 from quantdrift.drift.gate import ALPHA, Question
 from quantdrift.facts.gate import Decision, Kind, Outcome
-from quantdrift.shadow.gate.judge import Asked, Observed, judge, observed, said_of
-from quantdrift.shadow.gate.observations import digests_of, united
-from quantdrift.shadow.gate.offline import Compared
-from quantdrift.shadow.gate.recording import Items
+from quantdrift.release.gate.judge import Asked, Observed, judge, observed, said_of
+from quantdrift.release.gate.observations import digests_of, united
+from quantdrift.release.gate.offline import Compared
+from quantdrift.release.recording import Items
 
 pytestmark = pytest.mark.statistical
 

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quantdrift.shadow.language.request_options import ended_itself
-from quantdrift.shadow.language.scoring import NO_SCORES, Scores
+from quantdrift.models.language.request_options import ended_itself
+from quantdrift.models.language.scoring import NO_SCORES, Scores
 from tests.support.shadow.score_streams import compared, scores_of, told
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from quantdrift.cli.blockers import Facts, Port, ago, blockers, notes
+from quantdrift.cli.look.blockers import Facts, Port, ago, blockers, notes
 from quantdrift.core.config.schema import Config, Model, Reference, Sidecar, Telemetry
 from quantdrift.core.process.states import PartState
 from quantdrift.core.sampling.pause import Order, Pause

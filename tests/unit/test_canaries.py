@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
-from quantdrift.shadow.runtimes.canaries.canaries import (
+from quantdrift.models.runtimes.canaries.canaries import (
     deviations,
     random_inputs,
     read_canaries,
@@ -19,9 +19,9 @@ from quantdrift.shadow.runtimes.canaries.canaries import (
     record,
     write_canaries,
 )
-from quantdrift.shadow.runtimes.canaries.check import CanaryCheckedRuntime, CanaryOutcome, with_canary_checks
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.tensors.arrays import Array, TensorSpec
+from quantdrift.models.runtimes.canaries.check import CanaryCheckedRuntime, CanaryOutcome, with_canary_checks
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.tensors.arrays import Array, TensorSpec
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, inputs_of, logits_of
 
 pytestmark = pytest.mark.unit

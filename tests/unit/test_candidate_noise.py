@@ -20,7 +20,9 @@ from quantdrift.core.recheck_mark import HEADER, RecheckMarks
 from quantdrift.core.records import Side, Tensor, Way
 from quantdrift.core.slices import everything
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.tensors.codec import decode, fit_inputs
 from quantdrift.shadow.replay.candidate_noise import (
     EVERY_S,
     TIMEOUT_S,
@@ -30,8 +32,6 @@ from quantdrift.shadow.replay.candidate_noise import (
 )
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.tensors.codec import decode, fit_inputs
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
 from tests.support.sidecar.grpc_backend import Doubling, running_grpc
 from tests.support.sidecar.relay_process import wait

@@ -7,7 +7,7 @@ from scipy.special import rel_entr, softmax
 
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.classes.classification import LN2, ClassificationComparator
+from quantdrift.models.comparators.classes.classification import LN2, ClassificationComparator
 
 pytestmark = pytest.mark.unit
 

@@ -10,9 +10,9 @@ from sklearn.metrics import jaccard_score
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator, top_set
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.classes.classification import ClassificationComparator, top_set
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.comparators.registry import comparator_of
 
 pytestmark = pytest.mark.unit
 

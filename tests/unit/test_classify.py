@@ -12,12 +12,12 @@ from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import QuarantineReason
 from quantdrift.core.records import StratumCount, Tally
 from quantdrift.core.stream.tallies import read_tally
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.pipeline.classify import Case, classify
 from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.storage.shadow.rows import Quarantined, Unreferenced
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 

@@ -19,14 +19,14 @@ from quantdrift.core.config.vision import Segmentation
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.tasks import Task
 from quantdrift.core.telemetry import Telemetry
-from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.comparators.regression import RegressionComparator
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.comparators.regression import RegressionComparator
+from quantdrift.models.runtimes.linear import LinearRuntime
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.shadow.replay.config_warnings import N_ITEMS, ConfigWarnings
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.runtimes.linear import LinearRuntime
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,7 @@ from quantdrift.core.config.vision import Detection
 from quantdrift.core.diagnosable import NextCommands, build_of, next_commands, task_problem
 from quantdrift.core.records import Predicate
 from quantdrift.core.tasks import Build, Task
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.registry import comparator_of
 
 pytestmark = pytest.mark.unit
 

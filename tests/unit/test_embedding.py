@@ -9,9 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.embedding import vectors_of
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.embedding import vectors_of
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, model_of, saved
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,7 @@ from scipy.spatial.distance import cosine
 from sklearn.neighbors import NearestNeighbors
 
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.vectors.embedding import EmbeddingComparator
+from quantdrift.models.comparators.vectors.embedding import EmbeddingComparator
 
 pytestmark = pytest.mark.unit
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Slice
-from quantdrift.shadow.tensors.arrays import Array
-from quantdrift.shadow.tensors.features import features_of
+from quantdrift.models.tensors.arrays import Array
+from quantdrift.models.tensors.features import features_of
 
 pytestmark = pytest.mark.unit
 

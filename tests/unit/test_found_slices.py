@@ -8,7 +8,7 @@ from quantdrift.core.clusters import cluster_slice, novel_input, novel_value
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.records import Predicate
 from quantdrift.core.slices import slice_of
-from quantdrift.shadow.gate.found import FoundSlices, LearnedItems
+from quantdrift.release.gate.found import FoundSlices, LearnedItems
 from tests.support.monitor.clusterings import CLUSTERING
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 

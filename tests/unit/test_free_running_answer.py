@@ -12,20 +12,20 @@ from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.schema import Generation, Model, Reference
 from quantdrift.core.tasks import Task
 from quantdrift.core.telemetry import OWN_ANSWERS, Telemetry
-from quantdrift.shadow.comparators.text.generation import GenerationComparator
-from quantdrift.shadow.language.answer import Answer, ToolCall
-from quantdrift.shadow.language.free_running_answer import (
+from quantdrift.models.comparators.text.generation import GenerationComparator
+from quantdrift.models.language.answer import Answer, ToolCall
+from quantdrift.models.language.free_running_answer import (
     FreeAnswer,
     FreeAnswerOutcome,
     FreeAnswerRequest,
     free_answer_request,
 )
-from quantdrift.shadow.language.scoring import SCORES, Scores, ScoringRequest, TokenRow, objects
+from quantdrift.models.language.scoring import SCORES, Scores, ScoringRequest, TokenRow, objects
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.registry import RuntimeRequest
+from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
 from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.shadow.replay.replay import ReplayResult
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.registry import RuntimeRequest
-from quantdrift.shadow.runtimes.text.scoring_runtime import ScoringRuntime
 from tests.support.shadow.onnx_models import BIAS, WEIGHT
 from tests.support.shadow.openai_exchanges import chat, exchange, prepared
 from tests.support.shadow.score_streams import compared, scored, scores_of, told

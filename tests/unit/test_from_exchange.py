@@ -8,9 +8,9 @@ import pytest
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.language.answer import Answer, ToolCall
-from quantdrift.shadow.language.from_exchange import scoring_inputs
-from quantdrift.shadow.language.scoring import Scores, ScoringRequest
+from quantdrift.models.language.answer import Answer, ToolCall
+from quantdrift.models.language.from_exchange import scoring_inputs
+from quantdrift.models.language.scoring import Scores, ScoringRequest
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 from tests.support.shadow.openai_exchanges import chat, exchange
 

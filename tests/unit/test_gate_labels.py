@@ -6,7 +6,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from quantdrift.shadow.gate.labels import NO_CLASS, Answers, ExpectedLabels
+from quantdrift.release.gate.labels import NO_CLASS, Answers, ExpectedLabels
 from quantdrift.storage.gate import TrueLabel
 
 pytestmark = pytest.mark.unit

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quantdrift.drift.gate import Question
-from quantdrift.shadow.gate.judge import Asked, Observed, judge
+from quantdrift.release.gate.judge import Asked, Observed, judge
 
 pytestmark = pytest.mark.unit
 

@@ -10,9 +10,9 @@ from scipy.stats import entropy
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.text.generation import GenerationComparator
-from quantdrift.shadow.language.answer import Answer, ToolCall
-from quantdrift.shadow.language.scoring import ANSWER, NO_SCORES, SCORES, Scores, objects
+from quantdrift.models.comparators.text.generation import GenerationComparator
+from quantdrift.models.language.answer import Answer, ToolCall
+from quantdrift.models.language.scoring import ANSWER, NO_SCORES, SCORES, Scores, objects
 from tests.support.shadow.score_streams import compared, scores_of, told
 
 pytestmark = pytest.mark.unit

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from quantdrift.cli import up
+from quantdrift.cli.run import up
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.process.heartbeat import LOOK_S, Heartbeat
 from quantdrift.sidecar.state.counters import Counters, Gauge, Slot

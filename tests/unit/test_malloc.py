@@ -13,7 +13,7 @@ pytestmark = [
 
 _ARENAS = """
 import ctypes, sys, threading
-from quantdrift.shadow.runtimes.malloc import configure
+from quantdrift.models.runtimes.malloc import configure
 if sys.argv[1] == "settled":
     configure()
 together = threading.Barrier(12)
@@ -33,7 +33,7 @@ print(open(sys.argv[2]).read().count("<heap nr="))
 """
 _FAULTS = """
 import resource, sys
-from quantdrift.shadow.runtimes.malloc import configure
+from quantdrift.models.runtimes.malloc import configure
 if sys.argv[1] == "settled":
     configure()
 def batch():
@@ -45,7 +45,7 @@ for _ in range(5):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 _TRIMMED = """
-from quantdrift.shadow.runtimes.malloc import trim
+from quantdrift.models.runtimes.malloc import trim
 from tests.support.resident_memory import resident_bytes
 blocks = [bytearray(50_000) for _ in range(1_000)]
 kept = blocks[9::10]  # what is free lies between what is in use

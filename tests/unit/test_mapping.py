@@ -10,14 +10,14 @@ import pytest
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference, ReferenceInput
 from quantdrift.core.errors import OperatorError, QuarantineError
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.registry import check_mapping
+from quantdrift.models.tensors.arrays import Array, TensorSpec
+from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.registry import check_mapping
-from quantdrift.shadow.tensors.arrays import Array, TensorSpec
-from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
 
 pytestmark = pytest.mark.unit

@@ -11,7 +11,7 @@ from sklearn.metrics import hamming_loss, jaccard_score
 
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.classes.multilabel import MultilabelComparator
+from quantdrift.models.comparators.classes.multilabel import MultilabelComparator
 
 pytestmark = pytest.mark.unit
 

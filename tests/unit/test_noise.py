@@ -18,19 +18,19 @@ from quantdrift.core.records import Predicate, Side
 from quantdrift.core.sampling.hash_draw import draw
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.comparators.protocol import Comparator, Divergences
-from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.language.scoring import PROMPT, REQUEST, SCORES, objects
+from quantdrift.models.comparators.protocol import Comparator, Divergences
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.language.scoring import PROMPT, REQUEST, SCORES, objects
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.tensors.arrays import Array, Outputs
+from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.replay import noise
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, assemble, compare, replay
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.tensors.arrays import Array, Outputs
-from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.storage.shadow.rows import NoiseItem
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 from tests.support.shadow.openai_exchanges import chat, exchange

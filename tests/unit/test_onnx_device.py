@@ -7,8 +7,8 @@ import pytest
 
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.onnx.device import cuda_devices
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.onnx.device import cuda_devices
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
 from tests.support.shadow.onnx_models import linear_model, saved
 
 pytestmark = pytest.mark.unit

@@ -12,12 +12,12 @@ from onnx import TensorProto, helper
 
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.runtimes.onnx.device import cuda_devices
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.onnx.session import CPU, CUDA, TENSORRT, Engine, providers, run_bound
-from quantdrift.shadow.runtimes.protocol import replayed_by
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, gpu_share, open_reference
-from quantdrift.shadow.runtimes.tf32 import OVERRIDE, loaded_libraries
+from quantdrift.models.runtimes.onnx.device import cuda_devices
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.onnx.session import CPU, CUDA, TENSORRT, Engine, providers, run_bound
+from quantdrift.models.runtimes.protocol import replayed_by
+from quantdrift.models.runtimes.registry import RuntimeRequest, gpu_share, open_reference
+from quantdrift.models.runtimes.tf32 import OVERRIDE, loaded_libraries
 from tests.support.resident_memory import MB, apart, resident_bytes
 from tests.support.shadow.onnx_models import inputs_of, linear_model, model_of, saved
 
@@ -91,7 +91,7 @@ import os, sys
 from pathlib import Path
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
 try:
     OnnxRuntime(Path(sys.argv[1]), provider=Provider.TENSORRT)
 except OperatorError as error:

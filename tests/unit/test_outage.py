@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from quantdrift.cli.outage import REPEAT_S, LastError, Outage
+from quantdrift.cli.run.outage import REPEAT_S, LastError, Outage
 from quantdrift.core.clock import ManualClock
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quantdrift.core.config.schema import OutputKind
-from quantdrift.shadow.runtimes.onnx.output_kind import LastOperator, last_operator
+from quantdrift.models.runtimes.onnx.output_kind import LastOperator, last_operator
 
 pytestmark = pytest.mark.unit
 

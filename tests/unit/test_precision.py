@@ -9,10 +9,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantdrift.core.config.schema import Model, Provider, Reference
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.onnx.precision import external_files, findings
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime, inspect
-from quantdrift.shadow.runtimes.protocol import digest_of
-from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.models.runtimes.onnx.precision import external_files, findings
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime, inspect
+from quantdrift.models.runtimes.protocol import digest_of
+from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 from tests.support.shadow.onnx_models import WEIGHT, linear_model, model_of, saved
 
 pytestmark = pytest.mark.unit

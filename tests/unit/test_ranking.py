@@ -13,7 +13,7 @@ from sklearn.metrics import ndcg_score
 
 from quantdrift.core.config.tasks import Ranking
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.ranking import RankingComparator, tau
+from quantdrift.models.comparators.ranking import RankingComparator, tau
 
 pytestmark = pytest.mark.unit
 

@@ -14,9 +14,9 @@ from quantdrift.core.config.schema import Model, Reference, Runtime, Stream
 from quantdrift.core.recheck_mark import HEADER, VALID_S, RecheckMarks
 from quantdrift.core.records import Tensor
 from quantdrift.core.sampling.rates import policy_at
-from quantdrift.shadow.runtimes.registry import RuntimeRequest
-from quantdrift.shadow.runtimes.remote.oip_grpc import OipGrpc
-from quantdrift.shadow.runtimes.remote.oip_http import OipHttp
+from quantdrift.models.runtimes.registry import RuntimeRequest
+from quantdrift.models.runtimes.remote.oip_grpc import OipGrpc
+from quantdrift.models.runtimes.remote.oip_http import OipHttp
 from quantdrift.sidecar.capture.pipeline import Pipeline
 from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quantdrift.cli.privacy import wanted_of
+from quantdrift.cli.admin.privacy import wanted_of
 from quantdrift.core.config.schema import Capture, Config, Sampling
 from quantdrift.sidecar.capture.attributes import every_hash
 from quantdrift.storage.privacy import Redactor

@@ -3,9 +3,9 @@
 import pytest
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from tests.support.shadow.onnx_models import BIAS, WEIGHT
 
 pytestmark = pytest.mark.unit

@@ -10,7 +10,7 @@ from sklearn.metrics import max_error, mean_absolute_error, mean_absolute_percen
 
 from quantdrift.core.config.tasks import Regression
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.regression import RegressionComparator
+from quantdrift.models.comparators.regression import RegressionComparator
 
 pytestmark = pytest.mark.unit
 

@@ -8,14 +8,14 @@ import pytest
 from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.tensors.arrays import Array, TensorSpec
+from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.tensors.arrays import Array, TensorSpec
-from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
 
 pytestmark = pytest.mark.unit

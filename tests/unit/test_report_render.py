@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from markupsafe import Markup
 
-from quantdrift.cli.report import summary
+from quantdrift.cli.look.report import summary
 from quantdrift.core.records import Loss, Metric
 from quantdrift.facts.interval import Quantile
 from quantdrift.facts.words.losses import REASONS

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Provider
-from quantdrift.shadow.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError, ReferenceRuntime
+from quantdrift.models.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.models.runtimes.protocol import BrokenRuntimeError, ReferenceRuntime
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, saved
 
 pytestmark = pytest.mark.unit

@@ -12,8 +12,8 @@ import pytest
 from quantdrift.core.codec import encode
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.text import plain, plain_lines, traceparent
+from quantdrift.models.runtimes.protocol import failure_text
 from quantdrift.shadow.pipeline.validate import read_exchange
-from quantdrift.shadow.runtimes.protocol import failure_text
 from quantdrift.sidecar.capture.attributes import cut
 from tests.support.shadow.onnx_models import exchange_of
 

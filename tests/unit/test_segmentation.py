@@ -13,7 +13,7 @@ from sklearn.metrics import jaccard_score
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.config.vision import Segmentation
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.vision.segmentation import SegmentationComparator
+from quantdrift.models.comparators.vision.segmentation import SegmentationComparator
 from quantdrift.shadow.replay.rows import items_of
 
 Map = npt.NDArray[Any]

@@ -5,13 +5,13 @@ import pytest
 
 from quantdrift.core.config.schema import Model, Reference, Runtime, Shadow
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.runtimes.protocol import BrokenRuntimeError, SuspectInputError
+from quantdrift.models.runtimes.self_test import SelfTestedRuntime
+from quantdrift.models.tensors.arrays import Array
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import assemble, replay
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError, SuspectInputError
-from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
-from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.shadow.worker import longest_replay_s
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of
 

@@ -16,6 +16,7 @@ from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Delivery
 from quantdrift.core.telemetry import Telemetry
+from quantdrift.models.runtimes.protocol import BrokenRuntimeError
 from quantdrift.shadow.pipeline.assess import Assessor, BatchInProgress
 from quantdrift.shadow.pipeline.fair_share import FairShare
 from quantdrift.shadow.pipeline.in_flight import InFlight
@@ -28,7 +29,6 @@ from quantdrift.shadow.pipeline.tracing import NoSpans
 from quantdrift.shadow.pipeline.validate import AttributeRules
 from quantdrift.shadow.replay.exchange import Answer
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError
 from quantdrift.shadow.worker import Pipeline
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.rows import Quarantined, VectorRow, Written

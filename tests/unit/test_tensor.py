@@ -7,8 +7,8 @@ import pytest
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
-from quantdrift.shadow.tensors.arrays import TensorSpec
-from quantdrift.shadow.tensors.codec import decode, fit_inputs
+from quantdrift.models.tensors.arrays import TensorSpec
+from quantdrift.models.tensors.codec import decode, fit_inputs
 from tests.support.shadow.onnx_models import tensor
 
 pytestmark = pytest.mark.unit

@@ -13,8 +13,8 @@ from scipy.spatial.distance import cosine
 
 from quantdrift.core.config.tasks import RawTensor
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.comparators.tensor import TensorComparator, steps_apart
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.comparators.tensor import TensorComparator, steps_apart
 from quantdrift.shadow.replay.rows import items_of
 
 PAIR = arrays(

@@ -10,15 +10,15 @@ from quantdrift.core.config.vision import Activation, Column, Detection
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.comparators.vision.detection import DetectionComparator
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.comparators.vision.detection import DetectionComparator
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.tensors.arrays import Array, TensorSpec
+from quantdrift.models.tensors.codec import fit_inputs
+from quantdrift.models.tensors.items import itemised, joined_steps
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.tensors.arrays import Array, TensorSpec
-from quantdrift.shadow.tensors.codec import fit_inputs
-from quantdrift.shadow.tensors.items import itemised, joined_steps
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, tensor
 
 pytestmark = pytest.mark.unit

@@ -6,10 +6,10 @@ import pytest
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import Ranking
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.comparators.ranking import RankingComparator
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.classes.classification import ClassificationComparator
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.comparators.ranking import RankingComparator
+from quantdrift.models.comparators.registry import comparator_of
 from quantdrift.shadow.replay.rows import items_of
 
 pytestmark = pytest.mark.unit

@@ -10,13 +10,13 @@ import pytest
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
-from quantdrift.shadow.comparators.protocol import SingleOutput
+from quantdrift.models.comparators.classes.classification import ClassificationComparator
+from quantdrift.models.comparators.protocol import SingleOutput
+from quantdrift.models.runtimes.linear import LinearRuntime
+from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.sidecar.protocols.oip import OipRest
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of
 from tests.support.sidecar.decode import answer

@@ -8,8 +8,8 @@ import pytest
 
 from quantdrift.core.clusters import MOST_VECTORS, SAMPLE_SHARE
 from quantdrift.core.config.schema import Config, Model, Slice
+from quantdrift.models.tensors.arrays import Array
 from quantdrift.shadow.slices.clusters import ClusterAssignment, ClusterSlices
-from quantdrift.shadow.tensors.arrays import Array
 from tests.support.monitor.clusterings import CLUSTERING
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 

@@ -10,11 +10,11 @@ from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.tasks import MEASURES, Measure, Task
-from quantdrift.shadow.comparators.protocol import Comparator
-from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.language.answer import Answer
-from quantdrift.shadow.language.scoring import ANSWER, SCORES, Scores, objects
-from quantdrift.shadow.tensors.arrays import Outputs
+from quantdrift.models.comparators.protocol import Comparator
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.language.answer import Answer
+from quantdrift.models.language.scoring import ANSWER, SCORES, Scores, objects
+from quantdrift.models.tensors.arrays import Outputs
 
 N_ITEMS = 16
 

@@ -9,7 +9,7 @@ import torch
 
 from quantdrift.core.config.schema import Generation, Model, Provider, Reference, Runtime
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.runtimes.registry import RuntimeRequest
+from quantdrift.models.runtimes.registry import RuntimeRequest
 
 NAME: Final = "small"
 

@@ -7,11 +7,11 @@ import msgspec
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Protocol
-from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.language.from_exchange import scoring_inputs
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.language.from_exchange import scoring_inputs
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.sidecar.protocols.decoder import Decoder
 from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
 from tests.support.shadow.onnx_models import exchange_of, inputs_of

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Generation
-from quantdrift.shadow.comparators.protocol import Divergences
-from quantdrift.shadow.comparators.text.generation import GenerationComparator
-from quantdrift.shadow.language.answer import Answer
-from quantdrift.shadow.language.scoring import (
+from quantdrift.models.comparators.protocol import Divergences
+from quantdrift.models.comparators.text.generation import GenerationComparator
+from quantdrift.models.language.answer import Answer
+from quantdrift.models.language.scoring import (
     ANSWER,
     PROMPT,
     REQUEST,
@@ -19,7 +19,7 @@ from quantdrift.shadow.language.scoring import (
     ScoringRequest,
     objects,
 )
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
 
 
 def scores_of(logprobs: Any, served: Sequence[int], k: int = 20, *, ids: bool = True) -> Scores:

@@ -8,11 +8,11 @@ import msgspec
 
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Provider
-from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.models.runtimes.registry import open_reference, runtime_request
+from quantdrift.models.tensors.arrays import Array
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
-from quantdrift.shadow.tensors.arrays import Array
 from tests.support.shadow.onnx_models import exchange_of, tensor
 
 ROOT = Path(__file__).resolve().parents[3] / "examples"

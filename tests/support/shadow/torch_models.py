@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider, Reference, Runtime
-from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
-from quantdrift.shadow.runtimes.registry import RuntimeRequest
+from quantdrift.models.runtimes.pytorch.runtime import TorchRuntime
+from quantdrift.models.runtimes.registry import RuntimeRequest
 from tests.support.shadow.onnx_models import BIAS, N_FEATURES, WEIGHT
 
 FACTORY = "tests.support.shadow.torch_models:made"

@@ -1,0 +1,1 @@
+"""Commands for whoever operates quantdrift: configuration, database, keys, audit, privacy."""

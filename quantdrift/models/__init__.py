@@ -1,0 +1,1 @@
+"""Models: run one of any kind, and compare the outputs of two."""

@@ -1,0 +1,170 @@
+"""The records for scoring served tokens under a language model (teacher forcing).
+
+Two freely sampled answers say little about a quantised model. So the reference gets the prompt together with the tokens
+that were *served*, and computes the likelihood of each of them, in one pass for an answer.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerRequest
+from quantdrift.models.tensors.arrays import Array
+
+SCORES: Final = "scores"
+ANSWER: Final = "answer"
+REQUEST: Final = "request"
+PROMPT: Final = "prompt"
+_OBJECT: Final = np.dtype(object)
+UNKNOWN: Final = np.empty(0)
+UNKNOWN.flags.writeable = False
+
+
+class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer to score, with its prompt. Token ids take precedence over texts.
+
+    Parameters
+    ----------
+    messages, tools
+        Messages and tools of a chat, as they were sent.
+    template
+        Further arguments of the chat template, by name.
+    prompt
+        Text to complete, if it is not a chat.
+    prompt_ids
+        Tokens of the prompt, as the candidate had them; None if unknown.
+    n_prompt_tokens
+        Number of tokens of the candidate's prompt; None if unknown.
+    add_special_tokens
+        Whether special tokens, such as a start token, are added to `prompt`.
+    served
+        The answer's text; None if the text is not all that was generated, so that it cannot be tokenised.
+    served_ids
+        Tokens of the answer; None if unknown.
+    is_cut
+        Whether `served` may end within a token: its last token is then not what was generated.
+    ask_replica
+        Whether a replica of the candidate is to compute the log-probabilities that were not served.
+    is_ended
+        Whether the model ended the answer itself, and no limit did; None if unknown, or if a client's stop sequence may
+        have.
+    free_answer
+        The request for a free-running answer of the reference; None if it is not to generate one.
+    """
+
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    template: dict[str, Any] = {}
+    prompt: str = ""
+    prompt_ids: tuple[int, ...] | None = None
+    n_prompt_tokens: int | None = None
+    add_special_tokens: bool = True
+    served: str | None = None
+    served_ids: tuple[int, ...] | None = None
+    is_cut: bool = False
+    ask_replica: bool = False
+    is_ended: bool | None = None
+    free_answer: FreeAnswerRequest | None = None
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """The likelihood of each token of an answer under one model, given all tokens before it.
+
+    Parameters
+    ----------
+    tokens
+        The spellings of the tokens.
+    ids
+        Their ids; empty if unknown.
+    logprobs
+        (tokens,), float64, nats; NaN where unknown.
+    ranks
+        (tokens,), float64, 1 for the most likely token; NaN where unknown.
+    top_tokens
+        The most likely tokens at each position, as spelt; all rows have one length, padded with empty ones.
+    top_ids
+        (tokens, k), int64, -1 where unknown.
+    top_logprobs
+        (tokens, k), float64, nats; NaN where padded. In any order.
+    ends, ends_upper
+        (tokens,) or without the last one, float64: lower and upper bound of the probability of ending at each position where
+        the candidate went on; NaN where unknown. Empty if the model's end tokens are unknown.
+    end_p
+        The probability of ending where the candidate ended; NaN if the candidate did not end itself, or it is unknown.
+    copy
+        In a reference's scores: the scores of the candidate's replica for the same tokens; None if it was not asked.
+    free_answer
+        In a reference's scores: its free-running answer; None if none was requested.
+    """
+
+    tokens: tuple[bytes, ...]
+    ids: tuple[int, ...]
+    logprobs: npt.NDArray[np.float64]
+    ranks: npt.NDArray[np.float64]
+    top_tokens: tuple[tuple[bytes, ...], ...]
+    top_ids: npt.NDArray[np.int64]
+    top_logprobs: npt.NDArray[np.float64]
+    ends: npt.NDArray[np.float64] = UNKNOWN
+    ends_upper: npt.NDArray[np.float64] = UNKNOWN
+    end_p: float = math.nan
+    copy: "Scores | None" = None
+    free_answer: FreeAnswer | None = None
+
+
+NO_SCORES: Final = Scores(
+    tokens=(),
+    ids=(),
+    logprobs=np.empty(0),
+    ranks=np.empty(0),
+    top_tokens=(),
+    top_ids=np.empty((0, 0), dtype=np.int64),
+    top_logprobs=np.empty((0, 0)),
+)
+
+
+class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of a prompt and of the answer to score: at least one of each.
+
+    Parameters
+    ----------
+    is_ended
+        Whether the last token of `served` is an end token.
+    is_added
+        Whether that end token was not served: it is appended to get its probability, and removed from the scores.
+    """
+
+    prompt: tuple[int, ...]
+    served: tuple[int, ...]
+    is_ended: bool = False
+    is_added: bool = False
+
+
+def replay_error(detail: str) -> QuarantineError:
+    """Return the error for a request that a reference cannot score."""
+    return QuarantineError(QuarantineReason.REPLAY, detail[:300])
+
+
+def without_free_answer(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the inputs without requests for free-running answers, for a repeated computation."""
+    if REQUEST not in inputs:
+        return dict(inputs)
+    requests = [
+        msgspec.structs.replace(request, free_answer=None)
+        if isinstance(request, ScoringRequest) and request.free_answer
+        else request
+        for request in inputs[REQUEST].tolist()
+    ]
+    return {**inputs, REQUEST: objects(requests)}
+
+
+def objects(records: Sequence[Any]) -> Array:
+    """Return records as an array : (items,)."""
+    array = np.empty(len(records), dtype=object)
+    for index, record in enumerate(records):
+        array[index] = record
+    return array

@@ -1,0 +1,311 @@
+"""Language models at an OpenAI-compatible server, which returns the log-probabilities of a prompt that ends in the answer.
+
+There are two ways to ask, and the first that the server accepts is used:
+
+- vLLM's `prompt_logprobs` on `/v1/completions`: the served token and the k most likely at each position, with ids and
+  ranks;
+- OpenAI's former `echo` with `logprobs` and no generated token: no ids, and ranks only of listed tokens.
+
+Prompts and answers are sent as token ids. Texts without ids are tokenised by `/tokenize`, with the server's own tokenizer
+and chat template. The precision of such a reference cannot be checked: it is `unverified`.
+"""
+
+import http
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.tasks import Task
+from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerRequest
+from quantdrift.models.language.request_options import object_of
+from quantdrift.models.language.scoring import UNKNOWN, Scores, ScoringRequest, TokenRow
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.registry import RuntimeRequest
+from quantdrift.models.runtimes.remote.protocol import Refusal, RefusedError
+from quantdrift.models.runtimes.text.openai_answers import OpenAIAnswers
+from quantdrift.models.runtimes.text.openai_embeddings import EmbeddingsRuntime
+from quantdrift.models.runtimes.text.openai_server import OpenAIServer, unreadable
+from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
+from quantdrift.models.tensors.arrays import Array
+
+_PROBE: Final = (0, 0)
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[Annotated[int, Meta(ge=0)]]
+
+
+class _Likely(msgspec.Struct):
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class _Echoed(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    prompt_logprobs: list[dict[str, _Likely] | None] | None = None
+    logprobs: _Echoed | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class OpenAILanguage:
+    """A language model at a server.
+
+    Raises
+    ------
+    OperatorError
+        The server does not know the model, refuses access, or returns no log-probabilities of prompts.
+    RetryError
+        The server is unreachable, or does not answer.
+    """
+
+    def __init__(self, request: RuntimeRequest, server: OpenAIServer) -> None:
+        self._where = request.reference.where(request.model.name)
+        self._top = request.model.generation.top
+        self._server = server
+        self._answers = OpenAIAnswers(request)
+        self.end_ids = request.model.generation.end_ids
+        self._ask, self.artefact, self.provenance, longest = server.opened(self._scoring_method)
+        # One token is generated with each request: there must be room for it.
+        self.longest = None if longest is None else longest - 1
+
+    def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
+        """Return the tokens of a chat, by the server's chat template."""
+        question = {"messages": request.messages, **request.template}
+        if documents := question.pop(
+            "documents", None
+        ):  # /tokenize reads them only beside what else a template takes
+            more = {"documents": documents, **object_of(question.get("chat_template_kwargs"))}
+            question["chat_template_kwargs"] = more
+        if request.tools:
+            question["tools"] = request.tools
+        return self._tokens(question)
+
+    def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the tokens of a text."""
+        return self._tokens({"prompt": text, "add_special_tokens": add_special_tokens})
+
+    def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
+        """Return the scores of the answer of each row, asked for together.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the server refuses, does not answer in time, or its answer cannot be read.
+        RetryError
+            The server is unreachable, fails, or refuses access.
+        """
+        if not rows:
+            return []
+        return self._server.guarded(lambda: self._ask(rows))
+
+    def answer(
+        self,
+        request: ScoringRequest,
+        answer_request: FreeAnswerRequest,
+        prompt: Callable[[], tuple[int, ...]],
+        within_s: float,
+    ) -> FreeAnswer:
+        """Return the server's free-running answer. `prompt` and `within_s` are not used: the connection has its time limit.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the server refuses, fails, or its answer cannot be read.
+        RetryError
+            It is unreachable.
+        """
+        return self._answers.answer(request, answer_request)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._answers.close()
+        self._server.close()
+
+    def _scoring_method(self) -> Callable[[Sequence[TokenRow]], list[Scores]]:
+        """Return the way of asking that the server accepts."""
+        # With the end tokens: a server that does not know them would refuse answers later.
+        row = TokenRow(prompt=_PROBE[:1], served=(*_PROBE[1:], *self.end_ids))
+        problems = []
+        for way in (self._by_prompt_logprobs, self._by_echo):
+            try:
+                way([row])
+            except RefusedError as error:
+                if error.kind is Refusal.ACCESS:
+                    raise
+                problems.append(str(error))
+            else:
+                return way
+        ends = f" that contains models.generation.end_ids {list(self.end_ids)}" if self.end_ids else ""
+        raise OperatorError(
+            f"the server of the reference {self._where} returns no log-probabilities of a prompt{ends} ({'; '.join(problems)}): "
+            "serve the reference with vLLM, or use runtime `transformers`"
+        )
+
+    def _tokens(self, question: Mapping[str, Any]) -> tuple[int, ...]:
+        return self._server.guarded(lambda: self._tokenized({"model": self._server.name, **question}))
+
+    def _tokenized(self, question: Mapping[str, Any]) -> tuple[int, ...]:
+        try:
+            return tuple(self._server.ask("POST", "/tokenize", _Tokens, question).tokens)
+        except RefusedError as error:
+            if (
+                not str(error).startswith(f"HTTP {http.HTTPStatus.NOT_FOUND:d}")
+                or not self._server.is_ready()
+            ):
+                raise
+            raise RefusedError(
+                "the server has no /tokenize: have clients set `return_token_ids`", Refusal.INPUT
+            ) from error
+
+    def _by_prompt_logprobs(self, rows: Sequence[TokenRow]) -> list[Scores]:
+        choices = self._completed(rows, {"max_tokens": 1, "prompt_logprobs": self._top})
+        return [
+            self._of_prompt(row, choice.prompt_logprobs) for row, choice in zip(rows, choices, strict=True)
+        ]
+
+    def _by_echo(self, rows: Sequence[TokenRow]) -> list[Scores]:
+        choices = self._completed(rows, {"max_tokens": 0, "echo": True, "logprobs": self._top})
+        return [
+            _of_echo(row, choice.logprobs, self._top, self.end_ids)
+            for row, choice in zip(rows, choices, strict=True)
+        ]
+
+    def _completed(self, rows: Sequence[TokenRow], question: Mapping[str, Any]) -> list[_Choice]:
+        body = {
+            "model": self._server.name,
+            "prompt": [(*row.prompt, *row.served) for row in rows],
+            "temperature": 0,
+            **question,
+        }
+        choices = self._server.ask("POST", "/v1/completions", _Completion, body).choices
+        choices.sort(key=lambda choice: choice.index)
+        if len(choices) != len(rows):
+            raise unreadable(f"{len(choices)} choices for {len(rows)} prompts")
+        return choices
+
+    def _of_prompt(
+        self, row: TokenRow, prompt_logprobs: Sequence[dict[str, _Likely] | None] | None
+    ) -> Scores:
+        n_prompt = len(row.prompt)
+        if prompt_logprobs is None or len(prompt_logprobs) != n_prompt + len(row.served):
+            raise unreadable("no log-probabilities of the prompt, or not of each token")
+        try:
+            positions = [
+                {int(token): likely for token, likely in (likely_tokens or {}).items()}
+                for likely_tokens in prompt_logprobs[n_prompt:]
+            ]
+            own = [likely_tokens[token] for token, likely_tokens in zip(row.served, positions, strict=True)]
+        except (ValueError, KeyError) as error:
+            raise unreadable("a served token without its log-probability") from error
+        k = max(map(len, positions))
+        rows = [
+            sorted(likely_tokens.items(), key=lambda item: (-item[1].logprob, item[0]))
+            for likely_tokens in positions
+        ]
+        filled = [[*row, *([(-1, _Likely(logprob=math.nan))] * (k - len(row)))] for row in rows]
+        ends, ends_upper = _ends(positions, self.end_ids, self._top)
+        return Scores(
+            tokens=tuple(_spelt(likely) for likely in own),
+            ids=row.served,
+            logprobs=np.array([likely.logprob for likely in own], dtype=np.float64),
+            ranks=np.array(
+                [_rank(likely, likely_tokens) for likely, likely_tokens in zip(own, positions, strict=True)]
+            ),
+            top_tokens=tuple(tuple(_spelt(likely) for _, likely in row) for row in filled),
+            top_ids=np.array([[token for token, _ in row] for row in filled], dtype=np.int64),
+            top_logprobs=np.array(
+                [[likely.logprob for _, likely in row] for row in filled], dtype=np.float64
+            ),
+            ends=ends,
+            ends_upper=ends_upper,
+        )
+
+
+def open_reference(request: RuntimeRequest) -> ReferenceRuntime:
+    """Return the reference at a server; errors as of `OpenAILanguage` or `EmbeddingsRuntime`."""
+    server = OpenAIServer(request)
+    try:
+        if request.model.task is Task.EMBEDDING:
+            return EmbeddingsRuntime(request, server)
+        return ScoringRuntime(request, OpenAILanguage(request, server))
+    except BaseException:
+        server.close()
+        raise
+
+
+def _ends(
+    positions: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top: int
+) -> tuple[Array, Array]:
+    """Return the lower and upper bound of the end's probability at each position.
+
+    An unlisted token has at most the probability of the least likely listed one, and all unlisted tokens together at most
+    what the list leaves.
+    """
+    if not end_ids:
+        return UNKNOWN, UNKNOWN
+    least = np.zeros(len(positions))
+    more = np.zeros(len(positions))
+    for index, likely_tokens in enumerate(positions):
+        listed = sorted((math.exp(likely.logprob) for likely in likely_tokens.values()), reverse=True)
+        least[index] = sum(
+            math.exp(likely_tokens[token].logprob) for token in end_ids if token in likely_tokens
+        )
+        n_hidden = sum(token not in likely_tokens for token in end_ids)
+        more[index] = min(n_hidden * listed[:top][-1], max(1.0 - sum(listed), 0.0))
+    return least.clip(0.0, 1.0), (least + more).clip(0.0, 1.0)
+
+
+def _of_echo(row: TokenRow, echoed: _Echoed | None, top: int, end_ids: Collection[int]) -> Scores:
+    n_prompt, n_tokens = len(row.prompt), len(row.prompt) + len(row.served)
+    if echoed is None or min(len(echoed.tokens), len(echoed.token_logprobs)) < n_tokens:
+        raise unreadable("no log-probabilities of what is echoed, or not of each token")
+    tops = [top or {} for top in (echoed.top_logprobs or [])[n_prompt:n_tokens]]
+    tops += [{}] * (len(row.served) - len(tops))
+    own = np.array(
+        [math.nan if logprob is None else logprob for logprob in echoed.token_logprobs[n_prompt:n_tokens]],
+        dtype=np.float64,
+    )
+    k = max(map(len, tops))
+    filled = [[*top.items(), *([("", math.nan)] * (k - len(top)))] for top in tops]
+    top_logprobs = np.array([[value for _, value in row] for row in filled], dtype=np.float64).reshape(-1, k)
+    above = (top_logprobs > own[:, np.newaxis]).sum(axis=1)
+    # Lists have no ids, so the end's probability is known only where an end token was scored.
+    ends = np.where(np.isin(row.served, list(end_ids)), np.exp(own), math.nan) if end_ids else UNKNOWN
+    return Scores(
+        tokens=tuple(token.encode() for token in echoed.tokens[n_prompt:n_tokens]),
+        ids=row.served,
+        logprobs=own,
+        # A token below all listed ones has an unknown rank.
+        ranks=np.where(above < min(top, k), above + 1.0, np.nan),
+        top_tokens=tuple(tuple(name.encode() for name, _ in row) for row in filled),
+        top_ids=np.full(top_logprobs.shape, -1, dtype=np.int64),
+        top_logprobs=top_logprobs,
+        ends=ends,
+        ends_upper=ends,
+    )
+
+
+def _rank(own: _Likely, likely_tokens: Mapping[int, _Likely]) -> float:
+    """Return the rank from the server, or computed from the list; vLLM counts tokens that are at least as likely."""
+    if own.rank is not None:
+        return float(own.rank)
+    return 1.0 + sum(likely.logprob > own.logprob for likely in likely_tokens.values())
+
+
+def _spelt(likely: _Likely) -> bytes:
+    return (likely.decoded_token or "").encode()

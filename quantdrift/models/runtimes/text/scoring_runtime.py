@@ -1,0 +1,251 @@
+"""The runtime that scores served tokens with a language model."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
+from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.models.language.scoring import (
+    _OBJECT,
+    ANSWER,
+    NO_SCORES,
+    PROMPT,
+    REQUEST,
+    SCORES,
+    Scores,
+    ScoringRequest,
+    TokenRow,
+    objects,
+    replay_error,
+)
+from quantdrift.models.runtimes.protocol import Artefact, Provenance
+from quantdrift.models.runtimes.registry import RuntimeRequest
+from quantdrift.models.tensors.arrays import Array, TensorSpec
+
+_CLOCK: Final = SystemClock()
+
+
+class LanguageModel(Protocol):
+    """A language model with its tokenizer.
+
+    Every method raises `QuarantineError`, reason `replay`, if it cannot compute a request, and `RetryError` if its server is
+    unreachable.
+    """
+
+    @property
+    def artefact(self) -> Artefact:
+        """The files that it was loaded from."""
+        ...
+
+    @property
+    def provenance(self) -> Provenance:
+        """The software and the device that run it."""
+        ...
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of prompt and answer together; None if unknown."""
+        ...
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer; empty if unknown."""
+        ...
+
+    def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
+        """Return the tokens of a chat, up to where the answer begins."""
+        ...
+
+    def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the tokens of a text."""
+        ...
+
+    def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
+        """Return the scores of each row's answer, with `ends` and `ends_upper` at each position."""
+        ...
+
+    def answer(
+        self,
+        request: ScoringRequest,
+        answer_request: FreeAnswerRequest,
+        prompt: Callable[[], tuple[int, ...]],
+        within_s: float,
+    ) -> FreeAnswer:
+        """Return a free-running answer to the tokens that `prompt` returns; it is late if it takes longer than `within_s`."""
+        ...
+
+    def close(self) -> None:
+        """Free memory, device and connections."""
+        ...
+
+
+class ScoringRuntime:
+    """A reference that scores served tokens.
+
+    It reads only the input `request`; `prompt` and `answer` are texts, for slices by their length.
+
+    Parameters
+    ----------
+    clock
+        Bounds the time of free-running answers.
+
+    Raises
+    ------
+    OperatorError
+        `models.embedding` is set: a language model has none.
+    """
+
+    def __init__(self, request: RuntimeRequest, language: LanguageModel, clock: Clock = _CLOCK) -> None:
+        if request.embedding:
+            raise OperatorError(
+                f"models.embedding is `{request.embedding}`: a reference of runtime `{request.reference.runtime}` shows no "
+                "embedding. Take `features`, or leave it empty"
+            )
+        self._language = language
+        self._most = request.model.generation.max_tokens
+        self._free_answer_s = request.model.generation.own_s
+        self._clock = clock
+        self._prepends: bool | None = None
+        self.artefact = language.artefact
+        self.provenance = language.provenance
+        self.inputs = tuple(
+            TensorSpec(name=name, dtype=_OBJECT, shape=(None,)) for name in (PROMPT, ANSWER, REQUEST)
+        )
+        self.outputs = (TensorSpec(name=SCORES, dtype=_OBJECT, shape=(None,)),)
+        self.embedding = ""
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return `scores` : (items,), a `Scores` each, for `request` : (items,), a `ScoringRequest` each.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the model cannot score this.
+        RetryError
+            Its server is unreachable.
+        """
+        if set(inputs) != {spec.name for spec in self.inputs}:
+            raise replay_error(
+                f"the reference takes {[s.name for s in self.inputs]}, but got {sorted(inputs)}"
+            )
+        requests = inputs[REQUEST].tolist()
+        if not all(isinstance(request, ScoringRequest) for request in requests):
+            raise replay_error("the input `request` does not hold scoring requests")
+        rows = [self.row(request) for request in requests]
+        scored = iter(self._language.score([row for row in rows if row is not None]))
+        scores = [NO_SCORES if row is None else _finished(row, next(scored)) for row in rows]
+        return {SCORES: objects(self._with_free_answers(requests, scores))}
+
+    def close(self) -> None:
+        """Free memory, device and connections."""
+        self._language.close()
+
+    def _with_free_answers(
+        self, requests: Sequence[ScoringRequest], scores: Sequence[Scores]
+    ) -> list[Scores]:
+        """Return the scores with the reference's free-running answers.
+
+        A failed answer loses no scores, and all of them together take no longer than `models.generation.own_s`.
+        """
+        until_s = self._clock.monotonic_s() + self._free_answer_s
+        with_answers = []
+        for request, of_request in zip(requests, scores, strict=True):
+            if request.free_answer is None:
+                with_answers.append(of_request)
+                continue
+            left_s = until_s - self._clock.monotonic_s()
+            answer = self._free_answer(request, request.free_answer, left_s)
+            with_answers.append(msgspec.structs.replace(of_request, free_answer=answer))
+        return with_answers
+
+    def _free_answer(
+        self, request: ScoringRequest, answer_request: FreeAnswerRequest, within_s: float
+    ) -> FreeAnswer:
+        if within_s <= 0:
+            return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
+        try:
+            return self._language.answer(request, answer_request, lambda: self._prompt(request), within_s)
+        except (QuarantineError, RetryError):
+            return FreeAnswer(outcome=FreeAnswerOutcome.FAILED)
+
+    def row(self, request: ScoringRequest) -> TokenRow | None:
+        """Return the tokens of a request; None if there is nothing to score. Errors as of `LanguageModel`."""
+        served = request.served_ids
+        if served is None and request.served:
+            served = self._served_ids(request.served)
+            served = served[:-1] if request.is_cut else served
+        if not served:
+            return None
+        prompt = self._prompt(request)
+        longest = self._language.longest
+        room = len(served) + 1 if longest is None else max(longest - len(prompt), 0)
+        scored = served[: min(self._most, room)]
+        if not scored:
+            raise replay_error(f"the prompt has {len(prompt)} tokens, the reference takes {longest} in all")
+        ends = self._language.end_ids
+        if request.is_ended is False or len(scored) < len(served):
+            return TokenRow(prompt=prompt, served=scored)
+        if scored[-1] in ends:
+            return TokenRow(prompt=prompt, served=scored, is_ended=True)
+        if request.is_ended and ends and len(scored) < room:
+            return TokenRow(prompt=prompt, served=(*scored, ends[0]), is_ended=True, is_added=True)
+        return TokenRow(prompt=prompt, served=scored)
+
+    def _served_ids(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of an answer's text, which continues the prompt.
+
+        Some tokenizers (SentencePiece's, of Llama 2 and Mistral) put a space before any text: there must not be two.
+        """
+        if self._prepends is None:
+            line, word, behind = (self._plain_ids(text) for text in ("\n", "a", "\n a"))
+            self._prepends = behind == (*line, *word)
+        return self._plain_ids(text.removeprefix(" ") if self._prepends else text)
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        return self._language.text_ids(text, add_special_tokens=False)
+
+    def _prompt(self, request: ScoringRequest) -> tuple[int, ...]:
+        """Return the tokens of a prompt: the candidate's, or own ones, whose number is checked against the candidate's."""
+        if request.prompt_ids is not None:
+            prompt = request.prompt_ids
+        elif request.messages:
+            prompt = self._language.chat_ids(request)
+        else:
+            prompt = self._language.text_ids(request.prompt, add_special_tokens=request.add_special_tokens)
+        if not prompt:
+            raise replay_error("the prompt has no token: the first token of the answer cannot be scored")
+        if request.prompt_ids is None and request.n_prompt_tokens not in {None, len(prompt)}:
+            raise replay_error(
+                f"the candidate made {request.n_prompt_tokens} tokens of the prompt, the reference makes {len(prompt)}: their "
+                "tokenizers or chat templates differ. Give both the same, or have clients set `return_token_ids`"
+            )
+        return prompt
+
+
+def _finished(row: TokenRow, scores: Scores) -> Scores:
+    """Return the scores of the served tokens, with the end's probability separated from those of earlier positions."""
+    n_scored = len(row.served) - row.is_added
+    if len(scores.ends):
+        n_before = len(row.served) - row.is_ended
+        scores = msgspec.structs.replace(
+            scores,
+            ends=scores.ends[:n_before],
+            ends_upper=scores.ends_upper[:n_before],
+            end_p=float(scores.ends[-1]) if row.is_ended else math.nan,
+        )
+    if not row.is_added:
+        return scores
+    return msgspec.structs.replace(
+        scores,
+        tokens=scores.tokens[:n_scored],
+        ids=scores.ids[:n_scored],
+        logprobs=scores.logprobs[:n_scored],
+        ranks=scores.ranks[:n_scored],
+        top_tokens=scores.top_tokens[:n_scored],
+        top_ids=scores.top_ids[:n_scored],
+        top_logprobs=scores.top_logprobs[:n_scored],
+    )

@@ -1,0 +1,139 @@
+"""The input features that slices bin: numbers of an item, computed for a whole batch at once.
+
+| feature | of an item with elements x_1 ... x_n |
+|---|---|
+| `length` | its first dimension, 1 for a scalar; for text the number of characters, over all its elements |
+| `rank` | how many dimensions it has |
+| `size` | n |
+| `norm` | Euclidean norm, sqrt(sum x^2) |
+| `mean` | arithmetic mean |
+| `contrast` | standard deviation over its elements (of the population: divided by n) |
+| `missing` | share of elements that are not a number |
+
+`norm`, `mean` and `contrast` are computed in float64 and leave out elements that are not a number. A feature that is
+undefined (text, no element left) or infinite is absent, and its item is in no bin.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.schema import Slice
+from quantdrift.core.slices import feature_key
+from quantdrift.models.tensors.arrays import Array
+
+Values = npt.NDArray[np.float64]
+_PART_ELEMENTS = 1 << 16
+
+
+def features_of(rules: Iterable[Slice], inputs: Mapping[str, Array]) -> list[dict[str, float]]:
+    """Return the features that `rules` need, one entry per item, keyed by `feature_key`.
+
+    Parameters
+    ----------
+    rules
+        Slices that apply to the model; those by attribute, or of missing inputs, are ignored.
+    inputs
+        Name to array : (items, ...), in the order of the request; a rule without an input's name uses the first.
+    """
+    first = next(iter(inputs))
+    features: list[dict[str, float]] = [{} for _ in inputs[first]]
+    wanted = {feature_key(rule): rule for rule in rules if rule.feature}
+    for key, rule in wanted.items():
+        array = inputs.get(rule.input or first)
+        if array is None:
+            continue
+        values = np.concatenate([_FEATURES[rule.feature](part) for part in _parts(array)])
+        for item, value, finite in zip(features, values.tolist(), np.isfinite(values).tolist(), strict=True):
+            if finite:
+                item[key] = value
+    return features
+
+
+def _parts(array: Array) -> list[Array]:
+    """Return the items in parts that fit into the processor's cache, so that large inputs are read from memory once."""
+    width = max(int(np.prod(array.shape[1:])), 1)
+    step = max(_PART_ELEMENTS // width, 1)
+    return [array[begin : begin + step] for begin in range(0, len(array), step)]
+
+
+def _length(array: Array) -> Values:
+    if array.dtype == np.dtype(object):
+        return np.array([sum(len(text) for text in np.ravel(item)) for item in array], dtype=np.float64)
+    return _same(array, array.shape[1] if array.ndim > 1 else 1)
+
+
+def _rank(array: Array) -> Values:
+    return _same(array, array.ndim - 1)
+
+
+def _size(array: Array) -> Values:
+    return _same(array, int(np.prod(array.shape[1:])))
+
+
+def _norm(array: Array) -> Values:
+    elements = _elements(array)
+    with np.errstate(over="ignore"):
+        elements *= elements
+    total, counts = _total(elements)
+    return np.where(counts > 0, np.sqrt(total), np.nan)
+
+
+def _mean(array: Array) -> Values:
+    return _average(_elements(array))
+
+
+def _contrast(array: Array) -> Values:
+    elements = _elements(array)
+    with np.errstate(over="ignore", invalid="ignore"):
+        elements -= _average(elements)[:, np.newaxis]
+        elements *= elements
+    return np.sqrt(_average(elements))
+
+
+def _missing(array: Array) -> Values:
+    elements = _elements(array)
+    if elements.shape[1] == 0 or array.dtype == np.dtype(object):
+        return _same(array, np.nan)
+    share: Values = np.isnan(elements).mean(axis=1)
+    return share
+
+
+def _elements(array: Array) -> Values:
+    """Return a copy of the items : (items, elements), float64."""
+    if array.dtype == np.dtype(object):
+        return np.full((len(array), 1), np.nan)
+    return array.reshape(len(array), int(np.prod(array.shape[1:]))).astype(np.float64)
+
+
+def _total(elements: Values) -> tuple[Values, npt.NDArray[np.int64]]:
+    """Return the sum and the count of each item's numbers."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total: Values = elements.sum(axis=1)
+        if not np.isnan(total).any():
+            return total, np.full(len(elements), elements.shape[1])
+        present = ~np.isnan(elements)
+        return np.sum(elements, axis=1, where=present), present.sum(axis=1)
+
+
+def _average(elements: Values) -> Values:
+    """Return the mean of each item's numbers, NaN where there is none."""
+    total, counts = _total(elements)
+    average: Values = np.divide(total, counts, out=np.full(len(elements), np.nan), where=counts > 0)
+    return average
+
+
+def _same(array: Array, value: float) -> Values:
+    return np.full(len(array), float(value))
+
+
+_FEATURES: dict[str, Callable[[Array], Values]] = {
+    "length": _length,
+    "rank": _rank,
+    "size": _size,
+    "norm": _norm,
+    "mean": _mean,
+    "contrast": _contrast,
+    "missing": _missing,
+}

@@ -1,0 +1,174 @@
+"""Which recorded rows are evidence of their own: copies are one observation, and so are rows next to each other that are alike.
+
+The gate's bounds are for observations that say something new each. Three things break that, and each is looked for:
+
+| in the recording | what is done |
+|---|---|
+| rows whose inputs are equal to the bit | in each slice they count once |
+| rows that the candidate was calibrated on, by their digests | they do not count |
+| neighbours that are alike, as of a session that nobody declared | so many rows in a row are one observation |
+
+Assumption of the third (H0)
+    Rows of the same slices are exchangeable in the order of the file.
+Evidence
+    Normal scores of the ranks of five numbers of each row: the divergence, and four random projections of the inputs. The mean of
+    their autocorrelations at the lags 1 to 8, times the root of the number of pairs, is standard normal under H0 for many rows.
+Bound
+    It exceeds 3.1 in one of the five with a probability of at most 0.5 % (Bonferroni).
+Length
+    The first lag, of 1, 2, 4, ..., from half of which on the autocorrelation is at most two standard errors or 0.05. A block is then as long as the
+    bursts that it stands for, so means of blocks are nearly independent: what is left at their ends is not in the bound.
+Not seen
+    Bursts whose rows differ in inputs and divergence as much as any others. A session key tells them.
+Source
+    Wald, Wolfowitz, An exact test for randomness in the non-parametric case based on serial correlation, Annals of Mathematical
+    Statistics 14, 1943.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.special import ndtri
+
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.models.tensors.arrays import Array
+
+LEAST_ROWS: Final = 100
+"""With fewer rows of the same slices nothing is said of neighbours."""
+_PROJECTIONS: Final = 4
+_LAGS: Final = 8
+_ALIKE: Final = 3.1
+_STANDARD_ERRORS: Final = 2.0
+_LEAST_ALIKE: Final = 0.05  # autocorrelation: what is below it hardly changes the spread of a mean
+_DIGEST_BYTES: Final = 16
+
+
+def digests_of(inputs: Mapping[str, Array]) -> list[str]:
+    """Return the digest of each row of inputs, in hex: equal for rows that are equal to the bit, whatever file they are in."""
+    names = sorted(inputs)
+    found = []
+    for row in range(len(inputs[names[0]])):
+        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        for name in names:
+            value = np.asarray(inputs[name][row])
+            is_text = value.dtype.kind in "OUS"
+            content = (
+                "\0".join(map(_text, value.reshape(-1).tolist())).encode() if is_text else value.tobytes()
+            )
+            digest.update(f"{name}\0{value.shape}\0{'text' if is_text else value.dtype.str}\0".encode())
+            digest.update(content)
+        found.append(digest.hexdigest())
+    return found
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def numbered(names: Sequence[str]) -> IntArray:
+    """Return the number of each name, equal for equal ones : (rows,)."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.intp)
+
+
+def n_copies(copy: IntArray) -> int:
+    """Return how many rows are copies of an earlier one."""
+    return len(copy) - len(np.unique(copy))
+
+
+def united(group: IntArray, copy: IntArray) -> IntArray:
+    """Return the number of each row's observation, with those of all copies as one : (rows,)."""
+    _, first = np.unique(group, return_inverse=True)
+    _, second = np.unique(copy, return_inverse=True)
+    n_first = int(first.max(initial=-1)) + 1
+    n_all = n_first + int(second.max(initial=-1)) + 1
+    edges = coo_array((np.ones(len(first)), (first, n_first + second)), shape=(n_all, n_all))
+    _, parts = connected_components(edges, directed=False)
+    return np.asarray(parts[first], dtype=np.intp)
+
+
+def burst_of(inputs: Mapping[str, Array], divergence: FloatArray, stratum: IntArray, *, seed: int = 1) -> int:
+    """Return how many rows in a row are one observation: 1 where neighbours are not alike.
+
+    Parameters
+    ----------
+    inputs, divergence
+        Of each row, in the order of the recording.
+    stratum
+        (rows,) a number that rows of the same slices share: only these are compared with each other.
+    """
+    strata = [
+        rows for number in np.unique(stratum) if len(rows := np.flatnonzero(stratum == number)) >= LEAST_ROWS
+    ]
+    series = [np.nan_to_num(divergence), *_projected(inputs, len(divergence), np.random.default_rng(seed))]
+    longest = 1
+    for values in series:
+        scores = [_scores(values[rows], seed) for rows in strata]
+        correlations, n_pairs = _correlations(scores, range(1, _LAGS + 1))
+        if n_pairs and float(correlations.mean()) * np.sqrt(n_pairs * _LAGS) > _ALIKE:
+            longest = max(longest, _length(scores))
+    return longest
+
+
+def blocks(stratum: IntArray, length: int) -> IntArray:
+    """Return the number of the block of each row, of so many rows in a row of the same slices : (rows,)."""
+    found = np.empty(len(stratum), dtype=np.intp)
+    n_blocks = 0
+    for number in np.unique(stratum):
+        rows = np.flatnonzero(stratum == number)
+        found[rows] = n_blocks + np.arange(len(rows)) // length
+        n_blocks = int(found[rows].max()) + 1
+    return found
+
+
+def _length(scores: Sequence[FloatArray]) -> int:
+    lag = 1
+    while lag < max(map(len, scores)) // 4:
+        correlations, n_pairs = _correlations(scores, range(max(lag // 2, 1), lag + 1))
+        mean = float(correlations.mean())
+        if mean <= max(_LEAST_ALIKE, _STANDARD_ERRORS / np.sqrt(max(n_pairs * len(correlations), 1))):
+            break
+        lag *= 2
+    return max(lag, 2)
+
+
+def _correlations(scores: Sequence[FloatArray], lags: Sequence[int]) -> tuple[FloatArray, int]:
+    """Return the autocorrelation at each lag over all strata, and the pairs of one lag, about."""
+    sums, n_pairs = np.zeros(len(lags)), np.zeros(len(lags))
+    for score in scores:
+        for place, lag in enumerate(lags):
+            if lag < len(score):
+                sums[place] += float((score[:-lag] * score[lag:]).sum())
+                n_pairs[place] += len(score) - lag
+    return sums / np.maximum(n_pairs, 1), int(n_pairs.min())
+
+
+def _scores(values: FloatArray, seed: int) -> FloatArray:
+    """Return normal scores of the ranks, ties broken at random."""
+    ties = np.random.default_rng(seed).permutation(len(values))
+    ranks = np.empty(len(values))
+    ranks[np.lexsort((ties, values))] = np.arange(len(values))
+    return np.asarray(ndtri((ranks + 0.5) / len(values)))
+
+
+def _projected(inputs: Mapping[str, Array], n_rows: int, rng: np.random.Generator) -> list[FloatArray]:
+    """Return random projections of the numbers of each row."""
+    flat = [
+        array.reshape(n_rows, -1).astype(np.float64)
+        for _, array in sorted(inputs.items())
+        if array.dtype.kind in "fiub" and array.size
+    ]
+    if not flat:
+        return []
+    values = np.nan_to_num(np.concatenate(flat, axis=1))
+    values = (values - values.mean(axis=0)) / np.maximum(values.std(axis=0), 1e-12)
+    return list((values @ rng.normal(size=(values.shape[1], _PROJECTIONS))).T)
+
+
+def is_calibrated(digests: Sequence[str], calibration: frozenset[str]) -> BoolArray:
+    """Return which rows are among those that a candidate was calibrated on : (rows,)."""
+    return np.array([digest in calibration for digest in digests], dtype=np.bool_)

@@ -1,0 +1,1 @@
+"""The repair: copies of a candidate without its damage, built and measured."""

@@ -1,0 +1,236 @@
+"""Changed copies of an ONNX candidate in QDQ form: with other activation ranges, or with some sites in FP32.
+
+The candidate itself is edited, and nothing is quantised a second time by another tool: all that a repair does not change stays bit
+for bit as it is, whichever tool made the candidate. What ONNX Runtime expects of such a graph is kept:
+
+- a stored bias has the scale of its input times that of its weight, so a bias follows the new range of its input;
+- the range of a pair can stand for a Relu or Clip (its zero point is at its lowest integer): where such a pair goes, the Relu
+  or Clip of the reference comes back.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.models.tensors.arrays import Array
+from quantdrift.release.sites import (
+    Graph,
+    Pair,
+    Placed,
+    ReferenceWeights,
+    Site,
+    absorbed,
+    along,
+    dequantised,
+    loaded,
+    placed,
+)
+
+_BIASED: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})  # their third input is a bias
+_PREFIX: Final = "quantdrift."
+_SMALLEST: Final = 1e-30  # a scale: a site whose values are all 0
+
+
+class CandidateEdits:
+    """Makes changed copies of a candidate.
+
+    Parameters
+    ----------
+    candidate, reference
+        ONNX files; the candidate is in QDQ form.
+
+    Raises
+    ------
+    OperatorError
+        A file cannot be read.
+    """
+
+    def __init__(self, candidate: Path, reference: Path) -> None:
+        self._path = candidate
+        self._bytes = loaded(candidate, "candidate").SerializeToString()
+        self._reference = ReferenceWeights(loaded(reference, "reference"), reference)
+
+    def with_ranges(self, ranges: Mapping[str, tuple[float, float]]) -> onnx.ModelProto:
+        """Return a copy whose activation sites have other ranges.
+
+        Parameters
+        ----------
+        ranges
+            The smallest and the largest value of each site, by its name. As ONNX Runtime's calibration does, a range is extended to
+            0, and is symmetric where the candidate's is. A site with a scale for each channel keeps it.
+        """
+        graph, found = self._opened()
+        for site, pairs in found.activations:
+            if site.name in ranges and site.axis is None:
+                _set_range(graph, site, pairs, *ranges[site.name])
+        raw = {pair.source: weight.raw for _, matched in found.weights for pair, weight in matched}
+        for node in list(graph.graph.node):
+            if node.op_type in _BIASED and len(node.input) > 2 and node.input[2]:
+                _rescale_bias(graph, node, raw)
+        return _cleaned(graph)
+
+    def in_fp32(self, names: Collection[str]) -> onnx.ModelProto:
+        """Return a copy in which the sites of these names are not quantised.
+
+        Raises
+        ------
+        OperatorError
+            The candidate has no such site.
+        """
+        graph, found = self._opened()
+        known = {site.name for site, _ in (*found.activations, *found.weights)}
+        if unknown := [name for name in names if name not in known]:
+            raise OperatorError(f"the candidate {self._path} has no site `{unknown[0]}`")
+        added: dict[int, list[Any]] = defaultdict(list)
+        instead: dict[str, str] = {}
+        for site, pairs in found.activations:
+            if site.name in names:
+                for place, pair in enumerate(pairs):
+                    label = f"{_PREFIX}{site.name}.{place}"
+                    source = _put_back(graph, pair, self._reference, label, added)
+                    instead |= {node.output[0]: source for node in pair.dequantise}
+        for site, matched in found.weights:
+            if site.name in names:
+                for pair, weight in matched:
+                    output = pair.dequantise[0].output[0]
+                    instead[output] = _constant(graph, f"{_PREFIX}{output}", weight.raw)
+        _reconnect(graph, instead, added)
+        return _cleaned(graph)
+
+    def _opened(self) -> tuple[Graph, Placed]:
+        graph = Graph(onnx.ModelProto.FromString(self._bytes), self._path)
+        return graph, placed(graph, self._reference)
+
+
+def quantised_range(site: Site, low: float, high: float) -> tuple[float, int]:
+    """Return the scale and the zero point with which a site represents the values from `low` to `high`, and 0."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    if site.lowest < 0 and not int(site.zero_point):  # symmetric
+        return max(max(-low, high) / site.highest, _SMALLEST), 0
+    scale = max((high - low) / (site.highest - site.lowest), _SMALLEST)
+    return scale, int(np.clip(np.rint(site.lowest - low / scale), site.lowest, site.highest))
+
+
+def _set_range(graph: Graph, site: Site, pairs: Iterable[Pair], low: float, high: float) -> None:
+    scale, zero = quantised_range(site, low, high)
+    for pair in pairs:
+        first = pair.quantise
+        old = graph.constants[first.input[1]]
+        stored = graph.constants.get(first.input[2]) if len(first.input) > 2 else None
+        integer = np.dtype(np.uint8) if stored is None else stored.dtype
+        names = [
+            _constant(graph, f"{_PREFIX}{site.name}.scale", np.full_like(old, scale)),
+            _constant(graph, f"{_PREFIX}{site.name}.zero_point", np.full(old.shape, zero, integer)),
+        ]
+        for node in (first, *pair.dequantise):
+            source = node.input[0]
+            del node.input[:]
+            node.input.extend([source, *names])
+
+
+def _rescale_bias(graph: Graph, node: Any, raw: Mapping[str, Array]) -> None:
+    """Give a stored integer bias the scale of its input times that of its weight."""
+    sources = [source for name in node.input[:3] if (source := graph.producer.get(name)) is not None]
+    if [source.op_type for source in sources] != ["DequantizeLinear"] * 3:
+        return
+    data, weight, bias = sources
+    integers, data_scale, weight_scale = (
+        graph.constants.get(name) for name in (bias.input[0], data.input[1], weight.input[1])
+    )
+    if data_scale is None or weight_scale is None or integers is None or integers.dtype != np.int32:
+        return
+    old = graph.scale(bias, integers.ndim)
+    values = raw.get(bias.input[0], dequantised(integers, old.scale, old.zero_point, old.axis))
+    scale = np.asarray(data_scale * weight_scale, np.float64)
+    scale = scale.reshape(()) if scale.size == 1 else scale.reshape(-1)
+    axis = None if scale.ndim == 0 else 0
+    limits = np.iinfo(np.int32)
+    made = np.clip(np.rint(values / along(scale, axis, values.ndim)), limits.min, limits.max)
+    name = f"{_PREFIX}{bias.output[0]}"
+    changed = [
+        _constant(graph, f"{name}.integers", made.astype(np.int32)),
+        _constant(graph, f"{name}.scale", scale.astype(data_scale.dtype)),
+        _constant(graph, f"{name}.zero_point", np.zeros(scale.shape, np.int32)),
+    ]
+    del bias.input[:]
+    bias.input.extend(changed)
+    del bias.attribute[:]
+    if axis is not None:
+        bias.attribute.append(helper.make_attribute("axis", axis))
+
+
+def _put_back(
+    graph: Graph, pair: Pair, reference: ReferenceWeights, label: str, added: dict[int, list[Any]]
+) -> str:
+    """Return the tensor that takes the place of a pair: its source, behind the Relu or Clip that the pair stands for."""
+    found = absorbed(graph, pair, reference)
+    if found is None:
+        return pair.source
+    node, bounds = found
+    made = type(node).FromString(node.SerializeToString())
+    made.name = label
+    made.input[0], made.output[0] = pair.source, f"{label}.output"
+    for place, name in enumerate(node.input[1:], start=1):
+        if name:
+            made.input[place] = _constant(graph, f"{label}.{place}", bounds[name])
+    added[id(pair.quantise)].append(made)
+    return str(made.output[0])
+
+
+def _reconnect(graph: Graph, instead: Mapping[str, str], added: Mapping[int, list[Any]]) -> None:
+    """Let every reader of a tensor read another one; an output of the graph keeps its name."""
+
+    def read(name: str) -> str:
+        while name in instead:
+            name = instead[name]
+        return name
+
+    outputs = {info.name for info in graph.graph.output}
+    nodes = []
+    for node in graph.graph.node:
+        kept = [name for name in node.output if name in instead and name in outputs]
+        nodes += added.get(id(node), [])
+        nodes.append(helper.make_node("Identity", [kept[0]], kept) if kept else node)
+    for node in nodes:
+        for place, name in enumerate(node.input):
+            node.input[place] = read(name)
+    made = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del graph.graph.node[:]
+    graph.graph.node.extend(made)
+
+
+def _cleaned(graph: Graph) -> onnx.ModelProto:
+    """Return the model without nodes and stored tensors that nothing reads."""
+    inner = graph.graph
+    needed = {info.name for info in inner.output}
+    kept = []
+    for node in reversed(inner.node):
+        if needed & {*node.output}:
+            kept.append(node)
+            needed |= {name for name in node.input if name}
+    made = [type(node).FromString(node.SerializeToString()) for node in reversed(kept)]
+    del inner.node[:]
+    inner.node.extend(made)
+    stored = [
+        type(tensor).FromString(tensor.SerializeToString())
+        for tensor in inner.initializer
+        if tensor.name in needed
+    ]
+    del inner.initializer[:]
+    inner.initializer.extend(stored)
+    del inner.value_info[:]
+    model: onnx.ModelProto = graph.model
+    return model
+
+
+def _constant(graph: Graph, name: str, array: Array) -> str:
+    if name not in graph.constants:
+        graph.constants[name] = array
+        graph.graph.initializer.append(numpy_helper.from_array(np.array(array, order="C"), name))
+    return name

@@ -1,1 +1,0 @@
-"""The search for the quantised places of a candidate that cause its divergence on a slice."""
