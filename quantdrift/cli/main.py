@@ -10,39 +10,51 @@ from quantdrift.cli.options import LazyGroup
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 
 _COMMANDS: Final = {
-    "alerts": "look.alerts:alerts",
-    "audit": "admin.audit:audit",
-    "backtest": "decide.backtest:backtest",
-    "baseline": "decide.baseline:baseline",
-    "compare": "look.compare:compare",
-    "config": "admin.config:config_",
-    "db": "admin.db:db",
-    "demo": "run.demo:demo",
-    "diagnose": "release.diagnose:diagnose",
-    "exemplars": "release.exemplars:exemplars",
-    "export": "look.export:export",
-    "gate": "release.gate:gate",
-    "incidents": "look.incidents:incidents",
-    "keys": "admin.keys:keys",
-    "labels": "decide.labels:labels",
-    "monitor": "run.serve:monitor",
-    "pause": "decide.pause:pause",
-    "plan": "decide.plan:plan",
-    "policy": "decide.policy:policy",
-    "privacy": "admin.privacy:privacy",
-    "reference": "release.reference:reference_",
-    "repair": "release.repair:repair",
-    "report": "look.report:report",
-    "resume": "decide.pause:resume",
-    "setup": "run.setup:setup",
-    "shadow": "run.serve:shadow",
-    "sidecar": "run.serve:sidecar",
-    "slices": "look.slices:slices",
-    "status": "look.status:status",
-    "triage": "look.triage:triage",
-    "up": "run.serve:up",
-    "web": "run.web:web",
+    "up": ("run.serve:up", "Run everything on this host, with its own Postgres and NATS."),
+    "demo": ("run.demo:demo", "Run the whole loop on digits: an alert, its cause, a repair."),
+    "sidecar": ("run.serve:sidecar", "Relay inference traffic and capture a sample of it."),
+    "shadow": ("run.serve:shadow", "Replay captured exchanges through the reference; compare."),
+    "monitor": ("run.serve:monitor", "Watch the comparisons for drift; send alerts."),
+    "web": ("run.web:web", "Serve the live page."),
+    "setup": ("run.setup:setup", "Create users with the least rights at NATS and Postgres."),
+    "status": ("look.status:status", "Show how far exchanges come, and what blocks them."),
+    "triage": ("look.triage:triage", "List the slices with the strongest evidence of drift."),
+    "incidents": ("look.incidents:incidents", "Show and close incidents."),
+    "alerts": ("look.alerts:alerts", "Show, acknowledge, annotate and close alerts."),
+    "slices": ("look.slices:slices", "Show, search, retire and fit slices."),
+    "compare": ("look.compare:compare", "Compare two versions, periods or models, slice by slice."),
+    "report": ("look.report:report", "Write the report of a week, or of any other time."),
+    "export": ("look.export:export", "Export compared items to Parquet files, one for each day."),
+    "plan": ("decide.plan:plan", "Predict detection delays and replay rates for each slice."),
+    "baseline": ("decide.baseline:baseline", "Show and change the baselines that slices are compared with."),
+    "labels": ("decide.labels:labels", "Draw, load and use true labels."),
+    "policy": ("decide.policy:policy", "Show the sampling policy that the monitor publishes."),
+    "pause": ("decide.pause:pause", "Pause sampling in the whole fleet, or of one model."),
+    "resume": ("decide.pause:resume", "Resume sampling."),
+    "backtest": ("decide.backtest:backtest", "Replay the stored history with another configuration."),
+    "gate": ("release.gate:gate", "Judge whether a candidate is good enough on every slice."),
+    "diagnose": ("release.diagnose:diagnose", "Name the places of a candidate that damage a slice."),
+    "repair": ("release.repair:repair", "Build and measure repairs of a candidate."),
+    "reference": ("release.reference:reference_", "Record canaries of references, and check references."),
+    "exemplars": (
+        "release.exemplars:exemplars",
+        "Show and erase exchanges that are kept with their payload.",
+    ),
+    "config": ("admin.config:config_", "Check the configuration, and print it."),
+    "db": ("admin.db:db", "Create and upgrade the database schema."),
+    "keys": ("admin.keys:keys", "Create and rotate key files; no command prints a key."),
+    "audit": ("admin.audit:audit", "Show who changed what, and check that nothing was removed."),
+    "privacy": ("admin.privacy:privacy", "Find and erase what is stored of a person or an exchange."),
 }
+"""By name, in the order of the help: where it is, and what it does in a line."""
+_TITLES: Final = {
+    "run": "Run",
+    "look": "Look at what was found",
+    "decide": "Decide",
+    "release": "Judge, explain and repair a candidate",
+    "admin": "Operate",
+}
+"""By the folder of a command."""
 _EXTRAS: Final = {
     "shadow": "shadow",
     "monitor": "monitor",
@@ -79,6 +91,17 @@ class _Group(LazyGroup):
     Ctrl-C ends a command with exit code 130, after it has closed what it opened.
     """
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in groups, each in the order in which they are needed."""
+        lines = {name: (where.partition(".")[0], line) for name, (where, line) in _COMMANDS.items()}
+        lines |= {name: ("admin", command.get_short_help_str(80)) for name, command in self.commands.items()}
+        width = max(map(len, lines))
+        for folder, title in _TITLES.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), line) for name, (group, line) in lines.items() if group == folder]
+                )
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with interruptible():
@@ -105,7 +128,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 @click.group(
     cls=_Group,
-    lazy=_COMMANDS,
+    lazy={name: where for name, (where, _) in _COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="quantdrift")
