@@ -32,7 +32,7 @@ demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running
 	$(BIN)/quantdrift demo $(DEMO)
 
 # Linters and tests run side by side. Each says at once what is wrong, and what the linters said is repeated at the end.
-LINTERS := "ruff format --check --quiet ." "ruff check --quiet ." "python docs/generate.py --check" lint-imports mypy
+LINTERS := "ruff format --check --quiet ." "ruff check --quiet ." "python -m docs.generate --check" lint-imports mypy
 define beside_lint
 	@{ { $(MAKE) --no-print-directory lint >&3 2>&1 || :; } | \
 	  $(BIN)/python -m pytest -n $(1) $(COLOUR) $(2) </dev/null; tests=$$?; } 3>&1; \
@@ -66,7 +66,7 @@ format: setup ## Format the code and fix what can be fixed automatically
 	$(BIN)/ruff check --fix .
 
 docs: setup ## Regenerate the generated pages of docs/reference
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
 
 bench: setup ## Run every benchmark in its quick form
 	$(BIN)/python -m benchmarks --quick

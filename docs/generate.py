@@ -1,4 +1,4 @@
-"""Write the pages that are generated from the code: `python docs/generate.py`, or `make docs`.
+"""Write the pages that are generated from the code: `python -m docs.generate`, or `make docs`.
 
 `--check`, of `make lint`, writes nothing: it names the pages that are not what the code says, and exits with 1 if there are any.
 """
@@ -15,6 +15,7 @@ import click
 import msgspec
 
 import quantdrift
+from docs.features import features_markdown
 from quantdrift.cli.main import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
@@ -35,6 +36,7 @@ def pages() -> dict[str, str]:
         "docs/reference/telemetry.md": telemetry_markdown(),
         "docs/reference/command-line.md": command_markdown(),
         "docs/reference/python.md": python_markdown(),
+        "docs/explanation/features.md": features_markdown(),
         "deploy/kubernetes/prometheus/rules.yaml": prometheus_rule(),
     }
 
@@ -235,7 +237,9 @@ def _context(command: click.Command, name: str, parent: click.Context | None) ->
 
 if __name__ == "__main__":
     stale = {
-        path: text for path, text in pages().items() if (ROOT / path).read_text(encoding="utf-8") != text
+        path: text
+        for path, text in pages().items()
+        if not (ROOT / path).exists() or (ROOT / path).read_text(encoding="utf-8") != text
     }
     if sys.argv[1:] == ["--check"]:
         for path in stale:

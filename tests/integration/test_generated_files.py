@@ -1,30 +1,21 @@
 """Generated files: pages of the reference, made from the code, and Python modules, made from .proto files."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from docs.generate import pages
+
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _pages() -> dict[str, str]:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    pages: dict[str, str] = module.pages()
-    return pages
-
-
 def test_generated_files_are_what_the_code_says() -> None:
     """`make docs` would change nothing."""
-    for path, text in _pages().items():
+    for path, text in pages().items():
         assert (ROOT / path).read_text(encoding="utf-8") == text, f"{path} is stale: run `make docs`"
 
 
