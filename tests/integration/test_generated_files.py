@@ -19,6 +19,17 @@ def test_generated_files_are_what_the_code_says() -> None:
         assert (ROOT / path).read_text(encoding="utf-8") == text, f"{path} is stale: run `make docs`"
 
 
+def test_every_decision_has_a_status_and_is_in_the_index() -> None:
+    """Who reads an old decision learns whether it still holds."""
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    for path in folder.glob("0*.md"):
+        title, _, rest = path.read_text(encoding="utf-8").partition("\n\n")
+        assert title.startswith(f"# {path.name[:4]}: "), path
+        assert rest.startswith("Status: "), path
+        assert f"]({path.name}) |" in index, path
+
+
 def test_generated_code_is_what_its_proto_says(tmp_path: Path) -> None:
     """`python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. FILE` would change nothing."""
     protos = [
