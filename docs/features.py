@@ -7,7 +7,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _LAYERS: Final = (
-    ("cli", "demo"),
+    ("cli", "demo", "plugins", "testing"),
     ("show", "release"),
     ("sidecar", "shadow", "monitor", "report", "frames"),
     ("models",),
@@ -53,6 +53,7 @@ _FEATURES: Final = (
     ("Processes", "How each process starts, stops, restarts, and is seen from outside.", "process state supervisor serve up embedded outage data_directory service admin interrupt admission lag"),
     ("Stream", "The client of JetStream.", "stream nats"),
     ("Database", "Schema, migrations, connections, locks, and the rows that processes read and write.", "schema migrate revision database db locks leader server address rows read reading write writer copy columns partitions history traffic compilation binaries postgres temporary unprivileged examples"),
+    ("Plug-ins", "What other packages add, and the tests that they must pass.", "plugins testing"),
     ("Demo", "The whole loop on digits.", "demo"),
     ("Shared", "What every feature uses.", "main options output clock codec errors logs tasks records telemetry tls links notation secrets sealing tensors arrays share shares interval speed dependence session sessions finding gathering period"),
 )  # fmt: skip

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from quantdrift.core.plugins import Extensible
+
 
 class Verdict(StrEnum):
     """The monitor's assessment of one slice of one candidate version."""
@@ -55,7 +57,7 @@ class Side(StrEnum):
     CANDIDATE = "candidate"
 
 
-class Protocol(StrEnum):
+class Protocol(Extensible):
     """An inference protocol between clients and server that quantdrift can read."""
 
     OIP_REST = "oip-v2-rest"  # Open Inference v2 over HTTP: JSON and the binary tensor extension

@@ -5,11 +5,14 @@ changes before decisions do. Both are watched. Other measurements of a comparato
 """
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
+from quantdrift.core.plugins import Extensible, NoOptions, record_of
 
-class Task(StrEnum):
+
+class Task(Extensible):
     """Kind of output of a model."""
 
     CLASSIFICATION = "classification"  # scores of classes, one of which is correct
@@ -73,27 +76,56 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     measured_by_divergence: bool = False
 
 
-MEASURES = {
-    Task.CLASSIFICATION: Measure(flip="the top class differs", name="KL", unit="nat"),
-    Task.MULTILABEL: Measure(flip="the set of labels above the threshold differs", name="KL", unit="nat"),
-    Task.REGRESSION: Measure(
-        flip="the error is above the tolerance or a sign changed", name="relative error"
-    ),
-    Task.EMBEDDING: Measure(
-        flip="the cosine distance is above the tolerance", name="cosine distance", top=2.0
-    ),
-    Task.RANKING: Measure(flip="another thing comes first", name="NDCG loss", top=1.0),
-    Task.DETECTION: Measure(
-        flip="an object is missed, invented or of another class", name="quality loss", top=1.0
-    ),
-    Task.SEGMENTATION: Measure(
-        flip="the share of changed pixels is above the tolerance", name="mIoU loss", top=1.0
-    ),
-    Task.GENERATION: Measure(
-        flip="the reference would have gone on otherwise, or the answer is broken",
-        name="KL per token",
-        unit="nat",
-        measured_by_divergence=True,
-    ),
-    Task.TENSOR: Measure(flip="the error is above the tolerance or not finite", name="relative error"),
-}
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What all processes need to know of the task of a plug-in.
+
+    Parameters
+    ----------
+    measure
+        The meaning of its two watched divergences.
+    options
+        The type of `[models.options]`.
+    """
+
+    measure: Measure
+    options: type[msgspec.Struct] = NoOptions
+
+
+class _Measures(dict[Task, Measure]):
+    """The meanings of the divergences by task; those of a plug-in's task are in its record."""
+
+    def __missing__(self, task: Task) -> Measure:
+        record = record_of(task, TaskRecord)
+        return _OF_ANOTHER_PACKAGE if record is None else record.measure
+
+
+# Of a record in the database whose plug-in this process does not know.
+_OF_ANOTHER_PACKAGE: Final = Measure(
+    flip="the comparator of its plug-in says so (`plugins` does not name it here)", name="divergence"
+)
+MEASURES: Final = _Measures(
+    {
+        Task.CLASSIFICATION: Measure(flip="the top class differs", name="KL", unit="nat"),
+        Task.MULTILABEL: Measure(flip="the set of labels above the threshold differs", name="KL", unit="nat"),
+        Task.REGRESSION: Measure(
+            flip="the error is above the tolerance or a sign changed", name="relative error"
+        ),
+        Task.EMBEDDING: Measure(
+            flip="the cosine distance is above the tolerance", name="cosine distance", top=2.0
+        ),
+        Task.RANKING: Measure(flip="another thing comes first", name="NDCG loss", top=1.0),
+        Task.DETECTION: Measure(
+            flip="an object is missed, invented or of another class", name="quality loss", top=1.0
+        ),
+        Task.SEGMENTATION: Measure(
+            flip="the share of changed pixels is above the tolerance", name="mIoU loss", top=1.0
+        ),
+        Task.GENERATION: Measure(
+            flip="the reference would have gone on otherwise, or the answer is broken",
+            name="KL per token",
+            unit="nat",
+            measured_by_divergence=True,
+        ),
+        Task.TENSOR: Measure(flip="the error is above the tolerance or not finite", name="relative error"),
+    }
+)

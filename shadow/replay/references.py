@@ -55,7 +55,7 @@ class References:
 
     def __init__(self, models: Iterable[Model], load: Load) -> None:
         self._load = load
-        self._loaded: dict[tuple[Reference, str, str], ReferenceRuntime] = {}
+        self._loaded: dict[tuple[bytes, str, str], ReferenceRuntime] = {}
         self._by_model: dict[str, list[tuple[tuple[str, ...], VersionReference]]] = {}
         for model in models:
             self.add(model)
@@ -111,10 +111,10 @@ def is_remote(model: Model) -> bool:
     return any(reference.url or reference.copy.url for reference in model.references)
 
 
-def _key(model: Model, reference: Reference) -> tuple[Reference, str, str]:
+def _key(model: Model, reference: Reference) -> tuple[bytes, str, str]:
     """Return the key under which models share a loaded reference. Only ONNX files, which declare their tensors, are shared."""
     model_name = "" if reference.runtime is Runtime.ONNX and not is_remote(model) else model.name
     loaded = msgspec.structs.replace(
         reference, versions=(), inputs=(), output="", output_scale=0.0, output_zero_point=0
     )
-    return (loaded, model.embedding, model_name)
+    return (msgspec.json.encode(loaded), model.embedding, model_name)

@@ -21,7 +21,7 @@ from quantdrift.core.slices import time_attributes
 from quantdrift.core.text import traceparent
 from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash, cut
 from quantdrift.sidecar.handoff.frame import RawMeta
-from quantdrift.sidecar.protocols import DECODERS, cost
+from quantdrift.sidecar.protocols import cost, decoder_of
 from quantdrift.sidecar.protocols.adapters import load_adapter
 from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, WireContext
 from quantdrift.sidecar.protocols.errors import LostError, UnknownModelError
@@ -145,7 +145,7 @@ class Recorder:
     Raises
     ------
     OperatorError
-        An adapter cannot be loaded.
+        An adapter or the protocol of a plug-in cannot be loaded.
     """
 
     def __init__(
@@ -158,6 +158,7 @@ class Recorder:
         self._limit = config.sidecar.max_exchange_bytes
         self._time_zone = ZoneInfo(config.capture.time_zone)
         self._routes = Routes(config.capture.protocols)
+        self._decoders = {protocol: decoder_of(protocol) for protocol in config.capture.protocols}
         self._models = {model.name: model for model in config.models}
         self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}
         keyed_hash = KeyedHash(identity.hmac_key, identity.hmac_keys)
@@ -230,10 +231,11 @@ class Recorder:
             max_values=self._limit // _BYTES_PER_VALUE,
             model=named,
             adapter=self._adapters.get(named.name) if named else None,
+            models=self._models,
         )
         with _lost_before(heads.lost):
             content = read_body(heads.request, bytes(request[meta.request_head_bytes :]), self._limit)
-            query = DECODERS[heads.route.protocol].request(heads.request, content, wire)
+            query = self._decoders[heads.route.protocol].request(heads.request, content, wire)
             model = named or self._model(query.model)
         return ExchangeRequest(
             heads=heads,
@@ -269,7 +271,7 @@ class Recorder:
             heads.response, bytes(response[meta.response_head_bytes :]), self._limit - asked.n_bytes
         )
         protocol = heads.route.protocol
-        reply = DECODERS[protocol].response(heads.response, content, query, asked.wire)
+        reply = self._decoders[protocol].response(heads.response, content, query, asked.wire)
         cost.check()
         group = self._group(heads.request)
         policy = self._policy_of(meta.epoch)

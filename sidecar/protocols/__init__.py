@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from quantdrift.core.plugins import plugin_record
 from quantdrift.core.records import Protocol
-from quantdrift.sidecar.protocols.decoder import Decoder
+from quantdrift.sidecar.protocols.decoder import Decoder, ProtocolPlugin
 from quantdrift.sidecar.protocols.kserve_v1 import KserveV1
 from quantdrift.sidecar.protocols.oip import OipRest
 from quantdrift.sidecar.protocols.oip_grpc import OipGrpc, OipGrpcStream
@@ -20,3 +21,14 @@ DECODERS: Mapping[Protocol, Decoder] = {
     Protocol.OPENAI_COMPLETIONS: OpenAICompletions(),
     Protocol.OPENAI_EMBEDDINGS: OpenAIEmbeddings(),
 }
+
+
+def decoder_of(protocol: Protocol) -> Decoder:
+    """Return the decoder of a protocol.
+
+    Raises
+    ------
+    OperatorError
+        It is that of a plug-in that cannot be imported or is not named.
+    """
+    return DECODERS.get(protocol) or plugin_record(protocol, ProtocolPlugin).decoder

@@ -8,7 +8,9 @@ import msgspec
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Tensor
+from quantdrift.sidecar.protocols.errors import UnknownModelError
 from quantdrift.sidecar.protocols.http_message import Head
+from quantdrift.sidecar.state.routes import ProtocolRoute
 
 # A JSON value of two bytes on the wire takes up to 75 bytes in memory, so the length of a body is not a
 # bound.
@@ -60,12 +62,28 @@ class WireContext(msgspec.Struct, frozen=True, kw_only=True):
         Configuration of the model; None if only the body names the model.
     adapter
         The adapter configured for the model, or None.
+    models
+        The models of the configuration by name, for a body that names one.
     """
 
     max_bytes: int
     max_values: int = MAX_JSON_VALUES
     model: Model | None = None
     adapter: Adapter | None = None
+    models: Mapping[str, Model] = {}
+
+    def model_named(self, name: str) -> Model:
+        """Return the configuration of the model that a body names, which types its tensors.
+
+        Raises
+        ------
+        UnknownModelError
+            There is no such model.
+        """
+        model = self.models.get(name)
+        if model is None:
+            raise UnknownModelError(name)
+        return model
 
 
 class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,3 +146,21 @@ class Decoder(typing.Protocol):
 
     def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response to `query`, whose document is left out; errors as for a request."""
+
+
+class ProtocolPlugin(ProtocolRoute, frozen=True, kw_only=True):
+    """A protocol that a package adds, as its entry point in `quantdrift.protocols` names it.
+
+    The entry point's name is the protocol's. Its module is imported by every process of a sidecar, also by those that serve: it
+    imports no heavy library.
+
+    Parameters
+    ----------
+    path
+        As of `ProtocolRoute`: the path of its requests.
+    decoder
+        It runs in the capture process. What it raises only loses the exchange: a `LostError` is counted by its reason, any other
+        error as `capture_error`.
+    """
+
+    decoder: Decoder

@@ -19,6 +19,7 @@ from typing import Self
 
 import msgspec
 
+from quantdrift.core import plugins
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.parts import Signature, signature
 from quantdrift.core.config.schema import Config
@@ -118,13 +119,24 @@ class LiveConfigFile:
     def __init__(self, path: Path) -> None:
         self._file = StateFile(path, LiveConfig, required=True)
         self.current = self._file.read()
+        _use_plugins(self.current.config)
 
     def refresh(self) -> bool:
         """Read the file if it has changed; return whether the configuration differs."""
         if not self._file.refresh():
             return False
         before, self.current = self.current, self._file.record or self.current
+        _use_plugins(self.current.config)
         return self.current != before
+
+
+def _use_plugins(config: Config) -> None:
+    try:
+        plugins.use(config.plugins)
+    except (
+        OperatorError
+    ):  # removed since the supervisor read its entry points: whatever else there is goes on
+        _LOG.exception("the plug-ins of the configuration cannot be used")
 
 
 # By section, the options that can change without a restart. `_SECTIONS` are reloaded whole; a sidecar ignores
@@ -135,7 +147,7 @@ _LIVE = {
     "stream": (),
     "telemetry": (),
 }
-_SECTIONS = ("capture", "sampling", "models", "slices")
+_SECTIONS = ("plugins", "capture", "sampling", "models", "slices")
 
 
 class FileWatch:

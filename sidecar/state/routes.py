@@ -4,13 +4,38 @@ The relay checks every request and decodes nothing; the capture process finds th
 again.
 """
 
+import logging
 import re
 from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.plugins import plugin_record
 from quantdrift.core.records import Protocol
+
+_LOG = logging.getLogger(__name__)
+
+
+class ProtocolRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """Which requests a protocol of a plug-in takes.
+
+    Parameters
+    ----------
+    path
+        Path of its POST requests, without the query. `{model}` and `{version}` stand for one part of the path each, as in
+        `/v1/models/{model}/score`; without `{model}` the body names the model.
+    """
+
+    path: str
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression for the path. It cannot backtrack, whatever a client sends."""
+        parts = re.split(r"(\{model\}|\{version\})", self.path)
+        return "".join(f"(?P<{part[1:-1]}>[^/?]+)" if part[:1] == "{" else re.escape(part) for part in parts)
+
 
 # The named groups are model and version, if the path has them. No part can backtrack far, since paths are
 # hostile.
@@ -36,15 +61,15 @@ _DISPLAY = {
 }
 # TorchServe accepts any method, and its own examples send files with PUT.
 _PUT_PROTOCOLS = frozenset({Protocol.TORCHSERVE})
-_PATTERNS = {protocol: re.compile(path) for protocol, path in _PATHS.items()}
-
-
 _MODEL = re.compile(rb"/(?:v1/models/([^/:]+)|(?:v2/models|predictions)/([^/]+))")
 
 
 def known_requests(protocols: Iterable[Protocol]) -> list[str]:
     """Return for log messages which requests are inference in these protocols."""
-    return [_DISPLAY[protocol] for protocol in protocols]
+    return [
+        _DISPLAY.get(protocol) or (route.path if (route := _of_plugin(protocol)) else str(protocol))
+        for protocol in protocols
+    ]
 
 
 def model_in(path: bytes) -> str:
@@ -79,9 +104,10 @@ class Routes:
     """
 
     def __init__(self, protocols: Iterable[Protocol]) -> None:
-        self._protocols = tuple(protocols)
-        self._post_pattern = _pattern(self._protocols)
-        self._put_pattern = _pattern(protocol for protocol in self._protocols if protocol in _PUT_PROTOCOLS)
+        paths = {protocol: _path(protocol) for protocol in protocols}
+        self._patterns = {protocol: re.compile(path) for protocol, path in paths.items() if path}
+        self._post_pattern = _pattern(paths.values())
+        self._put_pattern = _pattern(path for protocol, path in paths.items() if protocol in _PUT_PROTOCOLS)
 
     def find(self, method: bytes, target: bytes) -> bytes | None:
         """Return the path of an inference request without authority and query, else None."""
@@ -95,10 +121,10 @@ class Routes:
 
     def route(self, method: str, path: str) -> Route | None:
         """Return the route of a request for `path`, as `find` returns it, or None if it is not inference."""
-        for protocol in self._protocols:
+        for protocol, pattern in self._patterns.items():
             if method != "POST" and not (method == "PUT" and protocol in _PUT_PROTOCOLS):
                 continue
-            match = _PATTERNS[protocol].fullmatch(path)
+            match = pattern.fullmatch(path)
             if match is not None:
                 parts = match.groupdict()
                 return Route(
@@ -107,8 +133,24 @@ class Routes:
         return None
 
 
-def _pattern(protocols: Iterable[Protocol]) -> re.Pattern[bytes]:
-    """Return the pattern that finds the path of any of these protocols in a request's target."""
-    unnamed = (re.sub(r"\?P<[a-z]+>", "?:", _PATHS[protocol]) for protocol in protocols)
-    paths = "|".join(f"(?:{path})" for path in unnamed) or r"(?!)"
-    return re.compile(rf"(?:https?://[^/?]*)?({paths})(?:\?.*)?".encode(), re.DOTALL)
+def _path(protocol: Protocol) -> str:
+    """Return the pattern of a protocol's paths; empty for a plug-in's that cannot be imported: its requests are not inference."""
+    if path := _PATHS.get(protocol):
+        return path
+    route = _of_plugin(protocol)
+    return route.pattern if route else ""
+
+
+def _of_plugin(protocol: Protocol) -> ProtocolRoute | None:
+    try:
+        return plugin_record(protocol, ProtocolRoute)
+    except OperatorError as error:  # the serving path goes on without it; the capture process says it, too
+        _LOG.error("requests of the protocol %s are relayed and not captured: %s", protocol, error)
+        return None
+
+
+def _pattern(paths: Iterable[str]) -> re.Pattern[bytes]:
+    """Return the pattern that finds any of these paths in a request's target."""
+    unnamed = (re.sub(r"\?P<[a-z]+>", "?:", path) for path in paths if path)
+    joined = "|".join(f"(?:{path})" for path in unnamed) or r"(?!)"
+    return re.compile(rf"(?:https?://[^/?]*)?({joined})(?:\?.*)?".encode(), re.DOTALL)

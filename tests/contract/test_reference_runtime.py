@@ -1,9 +1,8 @@
 """What every reference runtime must do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -13,11 +12,12 @@ from quantdrift.core.tasks import Task
 from quantdrift.models.comparators.registry import comparator_of
 from quantdrift.models.runtimes.linear import LinearRuntime
 from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.models.runtimes.protocol import ReferenceRuntime, replayed_by
+from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.models.runtimes.self_test import SelfTestedRuntime
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
+from quantdrift.testing.runtimes import RuntimeCase, RuntimeSuite
 from tests.support.shadow.onnx_models import (
     BIAS,
     WEIGHT,
@@ -92,65 +92,54 @@ def _factory_embedding(directory: Path) -> ReferenceRuntime:
     return _factory(directory, "product")
 
 
+MAKERS: Mapping[str, Make] = {
+    "linear": _linear,
+    "onnxruntime": _onnx,
+    "proven": _proven,
+    "torch-exported": _exported,
+    "torch-factory": _factory,
+    "torchscript": _torchscript,
+}
+SLOW = {"torch-exported", "torch-factory", "torchscript"}
 RUNTIMES = pytest.mark.parametrize(
     "make",
     [
-        _linear,
-        _onnx,
-        _proven,
-        *(pytest.param(make, marks=pytest.mark.slow) for make in (_exported, _factory, _torchscript)),
+        pytest.param(make, id=name, marks=pytest.mark.slow if name in SLOW else ())
+        for name, make in MAKERS.items()
     ],
-    ids=["linear", "onnxruntime", "proven", "torch-exported", "torch-factory", "torchscript"],
 )
 
 
+class TestRuntime(RuntimeSuite):
+    """What plug-ins must do, too."""
+
+    cases = tuple(
+        RuntimeCase(name, make, lambda n_items: {"x": inputs_of(n_items)}) for name, make in MAKERS.items()
+    )
+
+
 @RUNTIMES
-def test_results_do_not_depend_on_the_batch(make: Make, tmp_path: Path) -> None:
-    """An item gives the same alone and among others, and it is what the model says."""
-    runtime = make(tmp_path)
+def test_results_are_what_the_model_says(make: Make, tmp_path: Path) -> None:
+    """To float32."""
     x = inputs_of(9)
-    together = runtime.run({"x": x})["logits"]
-    alone = np.concatenate([runtime.run({"x": x[i : i + 1]})["logits"] for i in range(len(x))])
-    np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(together, logits_of(x), rtol=1e-5, atol=1e-6)
-    assert together.dtype == np.float32
+    logits = make(tmp_path).run({"x": x})["logits"]
+    np.testing.assert_allclose(logits, logits_of(x), rtol=1e-5, atol=1e-6)
+    assert logits.dtype == np.float32
 
 
 @RUNTIMES
-def test_inputs_that_cannot_be_computed_are_refused_as_replay_errors(make: Make, tmp_path: Path) -> None:
-    """A wrong name and a wrong shape raise `QuarantineError` with the reason `replay`."""
-    runtime = make(tmp_path)
+def test_inputs_of_another_shape_are_refused(make: Make, tmp_path: Path) -> None:
+    """With fewer features than the model takes."""
     with pytest.raises(QuarantineError, match="replay"):
-        runtime.run({"y": inputs_of(2)})
-    with pytest.raises(QuarantineError, match="replay"):
-        runtime.run({"x": inputs_of(2)[:, :2]})
+        make(tmp_path).run({"x": inputs_of(2)[:, :2]})
 
 
 @RUNTIMES
-def test_a_runtime_says_what_it_is(make: Make, tmp_path: Path) -> None:
-    """The digest is the same for the same reference, specs name every tensor, and all of it can be recorded."""
-    (tmp_path / "again").mkdir()
-    first, second = make(tmp_path), make(tmp_path / "again")
-    assert first.artefact.digest == second.artefact.digest
-    assert len(first.artefact.digest) == 64
-    assert [str(spec) for spec in first.inputs] == ["x: float32[?, 4]"]
-    assert [str(spec) for spec in first.outputs] == ["logits: float32[?, 3]"]
-    assert first.provenance.runtime
-    assert first.provenance.provider
-    assert first.artefact.precision == "float32"
-    for told in (replayed_by(first), first.artefact):
-        assert msgspec.json.decode(msgspec.json.encode(told), type=type(told)) == told
-
-
-@RUNTIMES
-def test_the_order_and_company_of_items_do_not_matter(make: Make, tmp_path: Path) -> None:
-    """Items in another order, and among others, give what they gave."""
+def test_a_runtime_names_its_tensors(make: Make, tmp_path: Path) -> None:
+    """With type and shape."""
     runtime = make(tmp_path)
-    x = inputs_of(64)
-    order = np.random.default_rng(3).permutation(len(x))
-    first = runtime.run({"x": x})["logits"]
-    np.testing.assert_allclose(runtime.run({"x": x[order]})["logits"], first[order], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(runtime.run({"x": x[5:12]})["logits"], first[5:12], rtol=0, atol=1e-6)
+    assert [str(spec) for spec in runtime.inputs] == ["x: float32[?, 4]"]
+    assert [str(spec) for spec in runtime.outputs] == ["logits: float32[?, 3]"]
 
 
 @RUNTIMES
@@ -176,30 +165,6 @@ def test_a_candidate_is_as_far_off_as_it_was_moved(make: Make, tmp_path: Path) -
             assert isinstance(outcome, ReplayResult)
             error = outcome.divergences.detail["absolute_error"]
             np.testing.assert_allclose(error, [shift] * n_items, rtol=0, atol=2e-6)
-
-
-@RUNTIMES
-def test_inputs_may_be_views_and_read_only(make: Make, tmp_path: Path) -> None:
-    """What comes from a message cannot be written to, and a part of it need not be contiguous; neither is changed."""
-    runtime = make(tmp_path)
-    wide = np.repeat(inputs_of(6), 2, axis=1)
-    x = wide[::2, ::2]
-    wide.flags.writeable = x.flags.writeable = False
-    np.testing.assert_allclose(runtime.run({"x": x})["logits"], logits_of(x), rtol=1e-5, atol=1e-6)
-
-
-@RUNTIMES
-def test_a_closed_runtime_computes_no_more_and_may_be_closed_again(make: Make, tmp_path: Path) -> None:
-    """Closing leaves nothing behind that would complain."""
-    runtime = make(tmp_path)
-    runtime.close()
-    runtime.close()
-
-
-@RUNTIMES
-def test_without_an_embedding_there_is_none(make: Make, tmp_path: Path) -> None:
-    """It is asked for by name."""
-    assert make(tmp_path).embedding == ""
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Decoders of all protocols: what was written comes back, and whatever else comes is lost, never an error of our own."""
 
 import base64
-import contextlib
 import json
 import math
 import struct
@@ -13,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.config.schema import Model, ModelTensor
-from quantdrift.core.records import Protocol, Tensor
+from quantdrift.core.records import Protocol
 from quantdrift.sidecar.protocols import DECODERS
 from quantdrift.sidecar.protocols.adapters import load_adapter
-from quantdrift.sidecar.protocols.decoder import Adapter, DecodedRequest, WireContext
-from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.decoder import Adapter
 from quantdrift.sidecar.protocols.http_message import Head, read_body
 from quantdrift.sidecar.protocols.kserve_v1 import KserveV1
 from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAIEmbeddings
+from quantdrift.testing.protocols import check_bodies
 from tests.support.sidecar.decode import answer, ask, values
 
 pytestmark = pytest.mark.property
@@ -79,17 +78,14 @@ def test_whatever_comes_is_tensors_or_lost(
     protocol: Protocol, body: bytes, content_type: str, adapter: Adapter | None, model: Model | None
 ) -> None:
     """Garbage, JSON of any form, and what is nearly right: no other error, and no tensor that is none."""
-    decoder = DECODERS[protocol]
-    head = Head(start=("POST", "/", ""), headers={"content-type": content_type})
-    wire = WireContext(max_bytes=1000, max_values=100, model=model, adapter=adapter)
-    query = DecodedRequest(inputs=(Tensor(name="input", datatype="BYTES", shape=(1,), data=bytes(4)),))
-    with contextlib.suppress(LostError):
-        query = decoder.request(head, body, wire)
-        values(query.inputs)
-    if protocol is Protocol.OIP_GRPC_STREAM:
-        return  # it answers only what it has read
-    with contextlib.suppress(LostError):
-        values(decoder.response(head, body, query, wire).outputs)
+    check_bodies(
+        DECODERS[protocol],
+        body,
+        {"content-type": content_type},
+        model,
+        adapter,
+        answers_anything=protocol is not Protocol.OIP_GRPC_STREAM,  # it answers only what it has read
+    )
 
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

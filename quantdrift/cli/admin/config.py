@@ -68,6 +68,9 @@ def config_check(
     """
     from quantdrift.cli.config_summary import explain
     from quantdrift.cli.release.reference_check import CheckedReferences, check_references
+    from quantdrift.models.comparators.registry import comparator_of
+    from quantdrift.models.runtimes.registry import runtime_options
+    from quantdrift.sidecar.protocols import decoder_of
     from quantdrift.sidecar.protocols.adapters import load_adapter
     from quantdrift.sidecar.supervisor import missing_packages
 
@@ -75,6 +78,13 @@ def config_check(
     for model in config.models:
         if model.adapter:
             load_adapter(model.adapter)
+        if not model.task.is_built_in:
+            comparator_of(model)
+        for reference in model.references:
+            if not reference.runtime.is_built_in:
+                runtime_options(model, reference)
+    for protocol in config.capture.protocols:
+        decoder_of(protocol)
     config, missing = _with_nats_address(config)
     explanation = explain(config, requests_per_s)
     explanation = msgspec.structs.replace(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from quantdrift.core import plugins
 from quantdrift.core.config.schema import Config, Model, OutputKind, Provider, Reference, Runtime
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError, QuantdriftError
@@ -113,10 +114,12 @@ def _left_out(model: Model, reference: Reference) -> str | None:
     """Return why a reference is not opened without a request; empty if another note says it, None if it is opened."""
     from quantdrift.models.runtimes.cache import files_bytes
 
-    if reference.url or not Path(reference.path).exists():
+    if reference.url or (reference.path and not Path(reference.path).exists()):
         return ""
     where = f"the reference {reference.path} of model `{model.name}` was not opened, so names, types and `output_kind`"
-    missing = [name for name in _PACKAGES[reference.runtime] if importlib.util.find_spec(name) is None]
+    missing = [
+        name for name in _PACKAGES.get(reference.runtime, ()) if importlib.util.find_spec(name) is None
+    ]
     if missing:
         return f"{where} were not compared with it: {', '.join(missing)} is not installed here"
     n_bytes = files_bytes(reference.path) + files_bytes(reference.copy.path)
@@ -163,6 +166,7 @@ def _open_each(
     sender: Connection, config: Config, chosen: Sequence[tuple[int, int]], token: str, everything: bool
 ) -> None:
     """Open references in the process that is only for this, and send what is known of each."""
+    plugins.use(config.plugins)  # of the parent this process knows nothing but the configuration
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too, and ends this process
     for number, position in chosen:
         model = config.models[number]
@@ -256,10 +260,10 @@ def _misfits(
 
 def _unfit(model: Model, spec: "TensorSpec") -> str:
     """Return what an output is and what the task compares, if the task cannot compare it; else nothing."""
-    from quantdrift.models.comparators.registry import COMPARED_TYPES
+    from quantdrift.models.comparators.registry import compared_types
 
-    kinds = COMPARED_TYPES.get(model.task)
-    if kinds is not None and spec.dtype.kind not in kinds:
+    kinds = compared_types(model.task)
+    if kinds and spec.dtype.kind not in kinds:
         numbers = "numbers" if len(kinds) > 1 else "floating-point numbers"
         labels = " (labels)" if model.task is Task.CLASSIFICATION and spec.dtype.kind in "iuO" else ""
         return f"`{spec}`{labels}, and task `{model.task}` compares {numbers}, so that no exchange could be compared"

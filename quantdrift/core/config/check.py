@@ -222,6 +222,8 @@ def _task(model: Model) -> Iterator[str]:
     for name, (task, section) in SECTIONS.items():
         if getattr(model, name) != section() and model.task is not task:
             yield f"models `{model.name}`: [models.{name}] belongs to task `{task}`, and this model's task is `{model.task}`"
+    if model.options and model.task.is_built_in:
+        yield f"models `{model.name}`: options belong to the task of a plug-in, and this model's task is `{model.task}`: remove them"
     yield from _shared(model)
     quantiles = model.regression.quantiles
     if quantiles and (

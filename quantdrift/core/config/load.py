@@ -3,13 +3,14 @@
 import contextlib
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from quantdrift.core import plugins
 from quantdrift.core.config.address import is_loopback, read_address
 from quantdrift.core.config.callers import read_callers
 from quantdrift.core.config.check import problems
@@ -128,6 +129,7 @@ def config_of(parts: Parts, path: Path, environment: Mapping[str, str] | None = 
         variable = next((name for name, option in overridden.items() if keys[: len(option)] == option), "")
         return variable or str(parts.origins.get(keys[:2], path))
 
+    restore = _use_plugins(document, source)
     wrong = list(mistakes(document, Config))
     found += [f"{source(mistake.keys)}: {mistake.text}" for mistake in wrong]
     names = [model.get("name") if isinstance(model, dict) else None for model in _models(document)]
@@ -136,8 +138,21 @@ def config_of(parts: Parts, path: Path, environment: Mapping[str, str] | None = 
         if not any(_follows(problem, mistake, names) for mistake in wrong):
             found.append(f"{_source(problem, path, parts, overridden, names)}: {problem}")
     if found:
+        restore()
         raise OperatorError("the configuration is wrong:\n" + "\n".join(f"  - {line}" for line in found))
     return with_strata(_resolve(config, path.resolve().parent))
+
+
+def _use_plugins(document: Mapping[str, Any], source: Callable[[tuple[Key, ...]], str]) -> Callable[[], None]:
+    """Make the plug-ins that a document names known, and return what undoes it."""
+    packages = document.get("plugins", [])
+    if not isinstance(packages, list) or not all(isinstance(package, str) for package in packages):
+        packages = []  # a mistake, which is reported with the others
+    try:
+        return plugins.use(packages)
+    except OperatorError as error:
+        # Alone, because what the package would add is unknown to the rest of the check.
+        raise OperatorError(f"the configuration is wrong:\n  - {source(('plugins',))}: {error}") from error
 
 
 def _with_recorded_headers(config: Config) -> Config:

@@ -1,8 +1,9 @@
 """The lists: models with their references and budgets, and slices."""
 
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 from msgspec import Meta
 
 from quantdrift.core.config.address import without_mark
@@ -10,6 +11,7 @@ from quantdrift.core.config.copies import Copy
 from quantdrift.core.config.section import Section, about
 from quantdrift.core.config.tasks import Generation, Ranking, RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
+from quantdrift.core.plugins import Extensible
 from quantdrift.core.tasks import Task
 
 PROGRAM: Final = ".pt2"
@@ -23,7 +25,7 @@ class OutputKind(StrEnum):
     PROBABILITIES = "probabilities"
 
 
-class Runtime(StrEnum):
+class Runtime(Extensible):
     """What replays a reference."""
 
     ONNX = "onnx"  # ONNX Runtime
@@ -63,7 +65,7 @@ class Reference(Section, frozen=True, kw_only=True):
         Runtime,
         about(
             "What runs the reference: `onnx` or `torch`, or a server: `oip-http`, `oip-grpc`. For text: "
-            "`transformers`, or `openai` for a server."
+            "`transformers`, or `openai` for a server. Or the runtime of a plug-in."
         ),
     ] = Runtime.ONNX
     path: Annotated[
@@ -81,6 +83,9 @@ class Reference(Section, frozen=True, kw_only=True):
             "Candidate versions that are compared with this reference, with shell wildcards: `7`, `int8-*`, `*`."
         ),
     ] = ("*",)
+    options: Annotated[
+        dict[str, Any], about("Options of a plug-in's runtime: its documentation lists them.")
+    ] = msgspec.field(default_factory=dict)
     allow_reduced_precision: Annotated[
         tuple[str, ...],
         about(
@@ -300,9 +305,12 @@ class Model(Section, frozen=True, kw_only=True):
         Task,
         about(
             "Kind of output: `classification`, `multilabel`, `regression`, `embedding`, "
-            "`ranking`, `detection`, `segmentation`, `generation`, or `tensor` for anything else."
+            "`ranking`, `detection`, `segmentation`, `generation`, `tensor` for anything else, or the task of a plug-in."
         ),
     ] = Task.CLASSIFICATION
+    options: Annotated[
+        dict[str, Any], about("Options of a plug-in's task: its documentation lists them.")
+    ] = msgspec.field(default_factory=dict)
     output: Annotated[
         str, about("Output tensor to compare. Empty: the first that candidate and reference have in common.")
     ] = ""

@@ -3,7 +3,7 @@
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -114,7 +114,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def environment(self) -> str:
         """Name of the environment variable that overrides it."""
-        return PREFIX + "__".join([*self.section.split("."), self.name]).upper()
+        return PREFIX + "__".join([*filter(None, self.section.split(".")), self.name]).upper()
 
 
 def default_toml() -> str:
@@ -129,15 +129,18 @@ def default_toml() -> str:
         "# bounds, and what an empty value or 0 means.",
         "",
     ]
+    lines += [*_annotated(_of_no_section()), ""]
     for section, kind in _sections():
-        lines += [f"# {_first_line(kind)}", f"[{section}]"]
-        for option in _options(section, kind):
-            unit = f" [{option.unit}]" if option.unit else ""
-            text = f"{_first_sentence(option.text)}{unit}"
-            lines += textwrap.wrap(text, 108, initial_indent="# ", subsequent_indent="# ")
-            lines.append(f"{option.name} = {option.default}")
-        lines.append("")
+        lines += [f"# {_first_line(kind)}", f"[{section}]", *_annotated(_options(section, kind)), ""]
     return "\n".join([*lines, _EXAMPLES])
+
+
+def _annotated(options: Iterable[Option]) -> Iterator[str]:
+    for option in options:
+        unit = f" [{option.unit}]" if option.unit else ""
+        text = f"{_first_sentence(option.text)}{unit}"
+        yield from textwrap.wrap(text, 108, initial_indent="# ", subsequent_indent="# ")
+        yield f"{option.name} = {option.default}"
 
 
 def reference_markdown() -> str:
@@ -166,6 +169,7 @@ def reference_markdown() -> str:
         "where a sticky sample must hold across pods), `QUANTDRIFT_REFERENCE_TOKEN` (read only by a shadow).",
         "",
     ]
+    lines += ["## Before the first section", "", *_table(list(_of_no_section())), ""]
     for section, kind in _sections():
         lines += _page(f"`[{section}]`", section, kind)
     lines += _page("`[[models]]`", "models", Model)
@@ -187,14 +191,23 @@ def _page(title: str, section: str, kind: type[msgspec.Struct]) -> list[str]:
     lines = [f"## {title}", "", _first_line(kind), ""]
     options = list(_options(section, kind))
     if any(option.text for option in options):
-        lines += ["| option | default | unit | bounds | what it does |", "|---|---|---|---|---|"]
-        for option in options:
-            default = f"`{option.default}`" if option.default else "required"
-            lines.append(f"| `{option.name}` | {default} | {option.unit} | {option.bounds} | {option.text} |")
+        lines += _table(options)
     else:  # a record: its docstring holds the meanings
         lines += ["| option | what it does |", "|---|---|"]
         lines += [f"| `{names}` | {text} |" for names, text in _parameters(kind)]
     return [*lines, ""]
+
+
+def _table(options: list[Option]) -> list[str]:
+    lines = ["| option | default | unit | bounds | what it does |", "|---|---|---|---|---|"]
+    for option in options:
+        default = f"`{option.default}`" if option.default else "required"
+        lines.append(f"| `{option.name}` | {default} | {option.unit} | {option.bounds} | {option.text} |")
+    return lines
+
+
+def _of_no_section() -> list[Option]:
+    return [option for option in _options("", Config) if option.text]
 
 
 def _sections() -> Iterator[tuple[str, type[msgspec.Struct]]]:

@@ -16,7 +16,16 @@ from quantdrift.core.tasks import Task
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 _MAPPING: Final = frozenset({"inputs", "output", "output_scale", "output_zero_point"})
 _EVERYWHERE: Final = frozenset(
-    {"runtime", "versions", "digest", "allow_reduced_precision", "canaries", "canary_tolerance", *_MAPPING}
+    {
+        "runtime",
+        "options",
+        "versions",
+        "digest",
+        "allow_reduced_precision",
+        "canaries",
+        "canary_tolerance",
+        *_MAPPING,
+    }
 )
 # Text has no tensors to map.
 _OF_TEXT: Final = (_EVERYWHERE - _MAPPING) | {"copy"}
@@ -33,13 +42,13 @@ _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
         Runtime.OPENAI: _OF_TEXT | (_SERVER - {"model_version"}),
     }
 )
+_OF_PLUGIN: Final = _EVERYWHERE | _FILE | _SERVER
 _TASKS: Final[Mapping[Runtime, frozenset[Task]]] = MappingProxyType(
     {
         Runtime.TRANSFORMERS: frozenset({Task.GENERATION}),
         Runtime.OPENAI: frozenset({Task.GENERATION, Task.EMBEDDING}),
     }
 )
-_ANY_TASK: Final = frozenset(Task) - {Task.GENERATION}
 _SCHEMES: Final[Mapping[Runtime, tuple[str, ...]]] = MappingProxyType(
     {
         Runtime.OIP_HTTP: ("https://", "http://"),
@@ -59,7 +68,7 @@ def reference_problems(model: Model) -> Iterator[str]:
 
 
 def _problems(model: Model, reference: Reference) -> Iterator[str]:
-    fitting = _FITTING[reference.runtime]
+    fitting = _FITTING.get(reference.runtime, _OF_PLUGIN)
     for field in msgspec.structs.fields(reference):
         if field.name not in fitting and getattr(reference, field.name) != field.default:
             fits = " or ".join(f"`{runtime}`" for runtime, names in _FITTING.items() if field.name in names)
@@ -71,11 +80,18 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
         yield "embeddings of texts at a server cannot have canaries: remove `canaries`"
     yield from _mapping(model, reference)
     yield from _copy(model, reference)
-    if model.task not in _TASKS.get(reference.runtime, _ANY_TASK):
-        fits = " or ".join(f"`{one}`" for one in Runtime if model.task in _TASKS.get(one, _ANY_TASK))
+    if not _replays(reference.runtime, model.task):
+        fits = " or ".join(f"`{runtime}`" for runtime in Runtime if _replays(runtime, model.task))
         yield (
             f"runtime `{reference.runtime}` and task `{model.task}` do not go together: use runtime {fits}"
         )
+    if reference.runtime.is_built_in:  # another says itself what it needs
+        yield from _location(model, reference)
+
+
+def _location(model: Model, reference: Reference) -> Iterator[str]:
+    if reference.options:
+        yield f"`options` belong to the runtime of a plug-in, and the runtime here is `{reference.runtime}`: remove them"
     if schemes := _SCHEMES.get(reference.runtime):
         if not without_mark(reference.url).startswith(schemes):
             yield f"runtime `{reference.runtime}` needs `url`, {' or '.join(f'{scheme}HOST:PORT' for scheme in schemes)}"
@@ -83,6 +99,11 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
         yield f"runtime `{reference.runtime}` needs `path`"
     elif reference.runtime is Runtime.TORCH:
         yield from _torch(model, reference)
+
+
+def _replays(runtime: Runtime, task: Task) -> bool:
+    tasks = _TASKS.get(runtime)
+    return task is not Task.GENERATION if tasks is None else task in tasks
 
 
 def _mapping(model: Model, reference: Reference) -> Iterator[str]:

@@ -4,6 +4,8 @@ The sections are the single source: the loader validates with them, `config.toml
 from them.
 """
 
+from typing import Annotated
+
 from quantdrift.core.config.copies import Copy
 from quantdrift.core.config.cost import Cost
 from quantdrift.core.config.models import (
@@ -17,7 +19,7 @@ from quantdrift.core.config.models import (
     Runtime,
     Slice,
 )
-from quantdrift.core.config.section import GIB, KIB, MIB, Section
+from quantdrift.core.config.section import GIB, KIB, MIB, Section, about
 from quantdrift.core.config.serving import Capture, Intake, Sampling, Sidecar, Storage, Stream
 from quantdrift.core.config.tasks import Generation
 from quantdrift.core.config.watching import (
@@ -65,6 +67,12 @@ __all__ = [
 class Config(Section, frozen=True, kw_only=True):
     """The whole configuration."""
 
+    plugins: Annotated[
+        tuple[str, ...],
+        about(
+            "Installed packages that add tasks, runtimes or protocols. Nothing of a package that is not named here is imported."
+        ),
+    ] = ()
     stream: Stream = Stream()
     storage: Storage = Storage()
     sidecar: Sidecar = Sidecar()

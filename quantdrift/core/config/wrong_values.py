@@ -3,14 +3,19 @@
 import difflib
 import re
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from enum import Enum
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.plugins import Extensible
+
 Key = str | int
+Options = typing.TypeVar("Options", bound=msgspec.Struct)
 _MOST_SHOWN = 64
 _ALIKE = 0.65
 """How similar a name must be to be suggested, from 0 to 1."""
@@ -48,6 +53,31 @@ def struct_in(kind: Any) -> type[msgspec.Struct] | None:
 def mistakes(document: Any, kind: type[msgspec.Struct]) -> Iterator[Mistake]:
     """Yield the errors of `document` as a `kind`: unknown and missing keys, wrong types, values out of bounds."""
     yield from _table(document, kind, (), "")
+
+
+def options_of(kind: type[Options], document: Mapping[str, Any], where: str) -> Options:
+    """Return the options of a plug-in as the record that it declares.
+
+    Parameters
+    ----------
+    kind
+        The plug-in's record.
+    document
+        As written in the configuration.
+    where
+        The table, for messages.
+
+    Raises
+    ------
+    OperatorError
+        Unknown or missing options, or values of the wrong type or out of bounds; one error lists all of them.
+    """
+    if wrong := [mistake.text for mistake in _table(document, kind, (), where)]:
+        raise OperatorError("\n".join(wrong))
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:  # from `__post_init__`, which checks options against each other
+        raise OperatorError(f"{where}: {error}") from error
 
 
 def without(document: Any, wrong: Iterable[Mistake]) -> Any:
@@ -103,8 +133,12 @@ def _inside(
 
 def _value(value: Any, hint: Any, keys: tuple[Key, ...], path: str) -> Iterator[Mistake]:
     try:
-        msgspec.convert(value, hint)
+        converted = msgspec.convert(value, hint)
+        entries = converted if isinstance(converted, tuple) else (converted,)
+        is_allowed = all(one in one.names() for one in entries if isinstance(one, Extensible))
     except msgspec.ValidationError:
+        is_allowed = False
+    if not is_allowed:
         text = f"{path} = {_shown(value)}: it must be {allowed(hint)}{_meant(value, hint)}"
         yield Mistake(keys, text, keys, (str(keys[-1]),))
 
@@ -132,10 +166,14 @@ def _words(info: inspect.Type) -> list[str]:
         case inspect.Metadata(type=inner):
             return _words(inner)
         case inspect.EnumType(cls=cls):
-            return [str(one.value) for one in cls]
+            return _members(cls)
         case inspect.StrType():
             return _choices(info)
     return []
+
+
+def _members(kind: type[Enum]) -> list[str]:
+    return kind.names() if issubclass(kind, Extensible) else [str(one.value) for one in kind]
 
 
 def allowed(hint: Any) -> str:
@@ -149,7 +187,7 @@ def _allowed(info: inspect.Type) -> str:
         case inspect.Metadata(type=inner):
             words = _allowed(inner)
         case inspect.EnumType(cls=cls):
-            words = _one_of([str(one.value) for one in cls])
+            words = _one_of(_members(cls))
         case inspect.BoolType():
             words = "true or false"
         case inspect.IntType() | inspect.FloatType():

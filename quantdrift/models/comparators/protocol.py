@@ -1,12 +1,14 @@
 """The protocol of comparators: outputs of both sides in, one divergence per item out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from quantdrift.core.config.models import Model
+from quantdrift.core.tasks import TaskRecord
 from quantdrift.models.tensors.arrays import Array, Outputs
 
 Values = npt.NDArray[np.float64]
@@ -90,6 +92,24 @@ class ArrayComparator(Protocol):
     def compare(self, candidate: Array, reference: Array) -> Divergences:
         """Return the divergence of each item of two arrays : (items, ...)."""
         ...
+
+
+class TaskPlugin(TaskRecord, frozen=True, kw_only=True):
+    """A task that a package adds, as its entry point in `quantdrift.tasks` names it; the name of the entry point is the task's.
+
+    Parameters
+    ----------
+    measure, options
+        As of `TaskRecord`: what a flip and the graded divergence are in words, and the type of `[models.options]`.
+    comparator
+        Returns a comparator from a model's configuration and its options. What takes long to import is imported in it: monitor
+        and live page read the words of a task, and compare nothing.
+    types
+        Kinds of NumPy types that it compares, as `numpy.dtype.kind` has them, of the reference; empty: any.
+    """
+
+    comparator: Callable[[Model, Any], Comparator]
+    types: str = ""
 
 
 class SingleOutput:

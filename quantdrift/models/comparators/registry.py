@@ -4,14 +4,17 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from quantdrift.core.config.schema import Model
-from quantdrift.core.errors import OperatorError
+from quantdrift.core.config.wrong_values import options_of
+from quantdrift.core.plugins import plugin_record
 from quantdrift.core.tasks import Task
 from quantdrift.models.comparators import regression, tensor
 from quantdrift.models.comparators.classes.classes_of_interest import numbers_of
 from quantdrift.models.comparators.classes.classification import TOP_K, ClassificationComparator
 from quantdrift.models.comparators.classes.multilabel import MultilabelComparator
-from quantdrift.models.comparators.protocol import Comparator, SingleOutput
+from quantdrift.models.comparators.protocol import Comparator, SingleOutput, TaskPlugin
 from quantdrift.models.comparators.ranking import RANKED, RankingComparator
 from quantdrift.models.comparators.regression import RegressionComparator
 from quantdrift.models.comparators.tensor import TensorComparator
@@ -42,14 +45,22 @@ def comparator_of(model: Model) -> Comparator:
     Raises
     ------
     OperatorError
-        Its task has no comparator.
+        Its task is that of a plug-in that cannot be imported or is not named, or its options are wrong.
     """
-    make = _MAKERS.get(model.task)
-    if make is None:
-        raise OperatorError(
-            f"model `{model.name}`: the task `{model.task}` has no comparator; set another `task`"
-        )
-    return make(model)
+    if make := _MAKERS.get(model.task):
+        return make(model)
+    plugin = plugin_record(model.task, TaskPlugin)
+    return plugin.comparator(model, options_for(plugin, model))
+
+
+def options_for(plugin: TaskPlugin, model: Model) -> msgspec.Struct:
+    """Return the options of a model whose task is a plug-in's; wrong ones raise `OperatorError`."""
+    return options_of(plugin.options, model.options, f"models[{model.name}].options")
+
+
+def compared_types(task: Task) -> str:
+    """Return the kinds of NumPy types that a task compares, of the reference; empty: any."""
+    return COMPARED_TYPES.get(task, "") if task.is_built_in else plugin_record(task, TaskPlugin).types
 
 
 def _classification(model: Model) -> Comparator:

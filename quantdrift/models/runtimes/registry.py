@@ -1,16 +1,18 @@
 """The registry of reference runtimes. Only the needed one is imported: torch alone takes 200 MB and two seconds."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from quantdrift.core.clusters import space_of
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow
+from quantdrift.core.config.wrong_values import options_of
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.passed_secrets import variables
+from quantdrift.core.plugins import NoOptions, plugin_record
 from quantdrift.core.tls import Tls
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.models.runtimes.tf32 import disable_tf32
@@ -68,6 +70,22 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
         return f"RuntimeRequest({self.reference.where(self.model.name)})"
 
 
+class RuntimePlugin(msgspec.Struct, frozen=True, kw_only=True):
+    """A runtime that a package adds, as its entry point in `quantdrift.runtimes` names it; the entry point's name is the runtime's.
+
+    Parameters
+    ----------
+    open_reference
+        Loads a reference, from the request and the options of `[models.references.options]`. What takes long to import is imported
+        in it. It raises `OperatorError` for what a person must change, and `RetryError` while a server cannot be reached.
+    options
+        The type of those options.
+    """
+
+    open_reference: Callable[[RuntimeRequest, Any], ReferenceRuntime]
+    options: type[msgspec.Struct] = NoOptions
+
+
 def runtime_request(config: Config, model: Model, reference: Reference, token: str = "") -> RuntimeRequest:
     """Return the request for a reference of `model`, with the token for its server."""
     space, columns = space_of(config, model)
@@ -114,6 +132,18 @@ def gpu_share(config: Config, reference: Reference) -> int:
     return config.shadow.gpu_bytes * n_sharing // max(len(in_process), 1)
 
 
+def runtime_options(model: Model, reference: Reference) -> msgspec.Struct:
+    """Return the options of a reference whose runtime is a plug-in's.
+
+    Raises
+    ------
+    OperatorError
+        They are wrong, or the plug-in cannot be imported or is not named.
+    """
+    plugin = plugin_record(reference.runtime, RuntimePlugin)
+    return options_of(plugin.options, reference.options, f"models[{model.name}].references.options")
+
+
 def open_reference(request: RuntimeRequest) -> ReferenceRuntime:
     """Load a reference with its runtime.
 
@@ -127,6 +157,9 @@ def open_reference(request: RuntimeRequest) -> ReferenceRuntime:
     if request.provider is Provider.TENSORRT and not request.reference.url:
         disable_tf32()  # before PyTorch, which another reference may use, loads the same libraries
     name = request.reference.runtime
+    if not name.is_built_in:
+        options = runtime_options(request.model, request.reference)
+        return plugin_record(name, RuntimePlugin).open_reference(request, options)
     try:
         module = importlib.import_module(_MODULES[name])
     except ModuleNotFoundError as error:

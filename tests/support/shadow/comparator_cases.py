@@ -1,7 +1,7 @@
 """One case per comparator for what every comparator must do: it, and outputs that it takes."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,55 +9,32 @@ import numpy as np
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
-from quantdrift.core.tasks import MEASURES, Measure, Task
-from quantdrift.models.comparators.protocol import Comparator
-from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.core.tasks import MEASURES, Task
+from quantdrift.models.comparators.registry import comparator_of, compared_types
 from quantdrift.models.language.answer import Answer
 from quantdrift.models.language.scoring import ANSWER, SCORES, Scores, objects
 from quantdrift.models.tensors.arrays import Outputs
-
-N_ITEMS = 16
-
-
-def _not_a_number(outputs: Outputs) -> Outputs:
-    name = next(name for name, array in outputs.items() if array.dtype.kind == "f")
-    array = outputs[name].copy()
-    array.reshape(N_ITEMS, -1)[0, 0] = np.nan
-    return {**outputs, name: array}
+from quantdrift.testing.comparators import N_ITEMS, ComparatorCase
 
 
-def _nothing(outputs: Outputs) -> Outputs:
-    return {name: array[:, :0] for name, array in outputs.items()}
-
-
-class Case(NamedTuple):
-    """A comparator as a model's configuration makes it.
-
-    `outputs` returns the outputs of 16 items that a seed gives: two seeds give sides that differ in every item. `spoilt`
-    returns outputs whose first item holds a value that is no number, or none of its kind; `nothing` outputs that are
-    empty, None where no output that is empty is there to be compared, or it is an answer like any other.
-    """
-
-    name: str
-    model: Model
-    outputs: Callable[[int], Outputs]
-    spoilt: Callable[[Outputs], Outputs] = _not_a_number
-    nothing: Callable[[Outputs], Outputs] | None = _nothing
-
-    @property
-    def comparator(self) -> Comparator:
-        """A fresh one."""
-        return comparator_of(self.model)
-
-    @property
-    def measure(self) -> Measure:
-        """What its divergences are."""
-        return MEASURES[self.model.task]
-
-
-def part(outputs: Outputs, items: Any) -> Outputs:
-    """Return some items of outputs."""
-    return {name: array[items] for name, array in outputs.items()}
+def _case(
+    name: str,
+    model: Model,
+    outputs: Callable[[int], Outputs],
+    spoilt: Callable[[Outputs], Outputs] | None = None,
+    **more: Any,
+) -> ComparatorCase:
+    """Return the case of a built-in task, as a model's configuration makes its comparator."""
+    if spoilt is not None:
+        more["spoilt"] = spoilt
+    return ComparatorCase(
+        name,
+        lambda: comparator_of(model),
+        MEASURES[model.task],
+        outputs,
+        types=compared_types(model.task),
+        **more,
+    )
 
 
 def _logits(seed: int) -> Outputs:
@@ -152,14 +129,14 @@ def _above_one(outputs: Outputs) -> Outputs:
 
 
 CASES = (
-    Case("segmentation-scores", Model(name="m", task=Task.SEGMENTATION), _planes),
-    Case(
+    _case("segmentation-scores", Model(name="m", task=Task.SEGMENTATION), _planes),
+    _case(
         "segmentation-classes",
         Model(name="m", task=Task.SEGMENTATION, segmentation=Segmentation(classes_axis=0), background=0),
         _map,
     ),
-    Case("segmentation-mask", Model(name="m", task=Task.SEGMENTATION), _mask),
-    Case(
+    _case("segmentation-mask", Model(name="m", task=Task.SEGMENTATION), _mask),
+    _case(
         "detection-boxes",
         Model(
             name="m",
@@ -169,23 +146,23 @@ CASES = (
         _objects,
         nothing=None,
     ),
-    Case("detection-rows", Model(name="m", task=Task.DETECTION), _rows, nothing=None),
-    Case(
+    _case("detection-rows", Model(name="m", task=Task.DETECTION), _rows, nothing=None),
+    _case(
         "classification-logits",
         Model(name="m", top_k=3, interest=(1, 4)),
         _logits,
     ),
-    Case(
+    _case(
         "classification-probabilities",
         Model(name="m", top_k=3, output_kind=OutputKind.PROBABILITIES),
         _probabilities,
     ),
-    Case(
+    _case(
         "multilabel-logits",
         Model(name="m", task=Task.MULTILABEL, threshold=0.4, interest=(2,)),
         _logits,
     ),
-    Case(
+    _case(
         "multilabel-probabilities",
         Model(
             name="m",
@@ -195,18 +172,25 @@ CASES = (
         ),
         _probabilities,
     ),
-    Case(
+    _case(
         "regression",
         Model(name="m", task=Task.REGRESSION, regression=Regression(quantiles=(0.1, 0.5, 0.9))),
         _series,
     ),
-    Case("embedding", Model(name="m", task=Task.EMBEDDING), _logits),
-    Case("ranking", Model(name="m", task=Task.RANKING), _padded),
-    Case("tensor", Model(name="m", task=Task.TENSOR), _series),
-    Case(
+    _case("embedding", Model(name="m", task=Task.EMBEDDING), _logits),
+    _case("ranking", Model(name="m", task=Task.RANKING), _padded),
+    _case("tensor", Model(name="m", task=Task.TENSOR), _series),
+    _case(
         "tensor-outputs",
         Model(name="m", task=Task.TENSOR, tensor=RawTensor(outputs=("scores", "counts", "words"))),
         _mixed,
     ),
-    Case("generation", Model(name="m", task=Task.GENERATION), _scores, _above_one, nothing=None),
+    _case(
+        "generation",
+        Model(name="m", task=Task.GENERATION),
+        _scores,
+        _above_one,
+        nothing=None,
+        is_numeric=False,
+    ),
 )

@@ -4,11 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Loss, Tensor
-from quantdrift.core.tensors import DTYPES
 from quantdrift.sidecar.protocols.decoder import (
     Adapter,
     DecodedRequest,
@@ -18,6 +15,7 @@ from quantdrift.sidecar.protocols.decoder import (
 )
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head
+from quantdrift.testing.protocols import contents
 
 MAX_BYTES = 1_000_000
 MAX_VALUES = 100_000
@@ -58,7 +56,7 @@ def answer(
 
 def values(tensors: tuple[Tensor, ...]) -> dict[str, Any]:
     """Return tensors by name, as nested lists."""
-    return {tensor.name: _values(tensor) for tensor in tensors}
+    return {name: value for name, (_, value) in contents(tensors).items()}
 
 
 def datatypes(tensors: tuple[Tensor, ...]) -> dict[str, str]:
@@ -73,19 +71,6 @@ def lost(decode: Any, *given: Any, **more: Any) -> Loss:
     except LostError as error:
         return error.loss
     raise AssertionError("it was not lost")
-
-
-def _values(tensor: Tensor) -> Any:
-    if tensor.datatype != "BYTES":
-        return np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape).tolist()
-    texts = np.empty(int(np.prod(tensor.shape)), dtype=object)
-    position = 0
-    for place in range(len(texts)):
-        length = int.from_bytes(tensor.data[position : position + 4], "little")
-        position += 4 + length
-        texts[place] = tensor.data[position - length : position]
-    assert position == len(tensor.data)
-    return texts.reshape(tensor.shape).tolist()
 
 
 def _bytes(body: Any) -> bytes:
