@@ -37,11 +37,11 @@ _VALUES = st.sampled_from(
     ]
 )
 _TYPES = st.sampled_from([np.float64, np.float32, np.float16, np.int8, np.uint8, np.int64, np.bool_])
-_SHAPES = st.one_of(
-    st.tuples(st.integers(1, 3)),
-    st.tuples(st.integers(1, 3), st.sampled_from([0, 1, 2, 3])),
-    st.tuples(st.integers(1, 3), st.integers(0, 3), st.sampled_from([0, 3, 6])),
-    st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(0, 3), st.integers(1, 3)),
+_SHAPES = st.one_of(  # of an item
+    st.just(()),
+    st.tuples(st.sampled_from([0, 1, 2, 3])),
+    st.tuples(st.integers(0, 3), st.sampled_from([0, 3, 6])),
+    st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 3)),
 )
 
 
@@ -228,8 +228,9 @@ def part(outputs: Outputs, items: Any) -> Outputs:
 def any_outputs(draw: st.DrawFn, names: tuple[str, ...]) -> tuple[Outputs, Outputs]:
     """Draw the outputs of two sides : arrays of one shape, of any types and values; one side may be empty."""
     sides: tuple[Outputs, Outputs] = {}, {}
+    n_items = draw(st.integers(1, 3))
     for name in names:
-        shape = draw(_SHAPES)
+        shape = (n_items, *draw(_SHAPES))
         emptied = draw(st.sampled_from([None, None, None, 0, 1]))
         for number, side in enumerate(sides):
             array = _as(draw(arrays(np.float64, shape, elements=_VALUES)), draw(_TYPES))

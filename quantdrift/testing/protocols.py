@@ -25,6 +25,7 @@ from quantdrift.core.tensors import DTYPES
 from quantdrift.sidecar.protocols.decoder import DecodedRequest, Decoder, ProtocolPlugin, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head
+from quantdrift.sidecar.state.routes import pattern_of
 
 HEAVY: Final = ("torch", "transformers", "onnxruntime", "onnx", "scipy", "sqlalchemy", "asyncpg")
 """What no process of a sidecar imports."""
@@ -104,7 +105,7 @@ class ProtocolSuite:
         check_bodies(self.plugin.decoder, body, exchange.headers, exchange.model)
 
     def test_a_sidecar_that_imports_it_loads_no_heavy_library(self) -> None:
-        """Relay and capture processes import the module of the record."""
+        """Supervisor and capture process import the module of the record."""
         module = type(self.plugin.decoder).__module__
         program = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
         environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
@@ -167,7 +168,7 @@ def _values(tensor: Tensor) -> Any:
 
 def _decoded(plugin: ProtocolPlugin, exchange: Exchange) -> tuple[str, DecodedRequest, Any]:
     """Return the model that path or body names, the request and the response, as the capture process decodes them."""
-    match = re.fullmatch(plugin.pattern, exchange.path)
+    match = re.fullmatch(pattern_of(plugin.path), exchange.path)
     assert match, f"{exchange.path} is not a path of {plugin.path}"
     in_path = match.groupdict().get("model", "")
     wire = WireContext(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from quantdrift.core import plugins
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.recheck_mark import HEADER
@@ -297,6 +298,7 @@ class CaptureService:
         self._clock = clock
         self.publisher = Publisher(config, slot, clock, identity.boot)
         self.policy_watcher = PolicyWatcher(config, self._policy_history, policy_file, slot, clock)
+        plugins.use(config.plugins)
         recorder = Recorder(live_config, identity, self._policy_history)
         self.unknown_models = UnknownModels(clock)
         self._pipeline = Pipeline(recorder, self.publisher, slot, live_config.rows, self.unknown_models.count)
@@ -330,8 +332,9 @@ class CaptureService:
             return
         live_config = self._live_config_file.current
         try:
+            plugins.use(live_config.config.plugins)
             recorder = Recorder(live_config, self._identity, self._policy_history)
-        except OperatorError:  # for example an adapter that cannot be imported
+        except OperatorError:  # for example an adapter or a plug-in that cannot be imported
             _LOG.exception(
                 "the models of the new configuration cannot be captured; the earlier models stay in effect"
             )

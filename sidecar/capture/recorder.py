@@ -157,7 +157,7 @@ class Recorder:
         self._identity = identity
         self._limit = config.sidecar.max_exchange_bytes
         self._time_zone = ZoneInfo(config.capture.time_zone)
-        self._routes = Routes(config.capture.protocols)
+        self._routes = Routes(config.capture.protocols, live_config.paths)
         self._decoders = {protocol: decoder_of(protocol) for protocol in config.capture.protocols}
         self._models = {model.name: model for model in config.models}
         self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}

@@ -151,8 +151,7 @@ class Decoder(typing.Protocol):
 class ProtocolPlugin(ProtocolRoute, frozen=True, kw_only=True):
     """A protocol that a package adds, as its entry point in `quantdrift.protocols` names it.
 
-    The entry point's name is the protocol's. Its module is imported by every process of a sidecar, also by those that serve: it
-    imports no heavy library.
+    The entry point's name is the protocol's. Supervisor and capture process import its module, which imports no heavy library.
 
     Parameters
     ----------

@@ -19,13 +19,14 @@ from typing import Self
 
 import msgspec
 
-from quantdrift.core import plugins
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.parts import Signature, signature
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.records import Protocol
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.sidecar.state.counters import MAX_ROWS, Row
+from quantdrift.sidecar.state.routes import plugin_paths
 from quantdrift.sidecar.state.state_file import StateFile
 
 _NAME = "config"
@@ -45,10 +46,13 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
         The configuration.
     rows
         The stratum and model of each row of the table of counts: all that there have been since the start.
+    paths
+        The paths of protocols that plug-ins add. The supervisor imports their records; a process that serves does not.
     """
 
     config: Config
     rows: tuple[Row, ...]
+    paths: dict[Protocol, str] = {}
 
     @classmethod
     def of(cls, config: Config, before: Iterable[Row] = ()) -> Self:
@@ -66,7 +70,7 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise RowsError(
                 f"more than {MAX_ROWS} header strata times models since the start: restart the sidecar, or use fewer"
             )
-        return cls(config=config, rows=tuple(rows))
+        return cls(config=config, rows=tuple(rows), paths=plugin_paths(config.capture.protocols))
 
     @property
     def rows_by_model(self) -> dict[str, tuple[int, ...]]:
@@ -119,24 +123,13 @@ class LiveConfigFile:
     def __init__(self, path: Path) -> None:
         self._file = StateFile(path, LiveConfig, required=True)
         self.current = self._file.read()
-        _use_plugins(self.current.config)
 
     def refresh(self) -> bool:
         """Read the file if it has changed; return whether the configuration differs."""
         if not self._file.refresh():
             return False
         before, self.current = self.current, self._file.record or self.current
-        _use_plugins(self.current.config)
         return self.current != before
-
-
-def _use_plugins(config: Config) -> None:
-    try:
-        plugins.use(config.plugins)
-    except (
-        OperatorError
-    ):  # removed since the supervisor read its entry points: whatever else there is goes on
-        _LOG.exception("the plug-ins of the configuration cannot be used")
 
 
 # By section, the options that can change without a restart. `_SECTIONS` are reloaded whole; a sidecar ignores

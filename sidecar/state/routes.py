@@ -6,7 +6,8 @@ again.
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -29,12 +30,6 @@ class ProtocolRoute(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
-
-    @property
-    def pattern(self) -> str:
-        """A regular expression for the path. It cannot backtrack, whatever a client sends."""
-        parts = re.split(r"(\{model\}|\{version\})", self.path)
-        return "".join(f"(?P<{part[1:-1]}>[^/?]+)" if part[:1] == "{" else re.escape(part) for part in parts)
 
 
 # The named groups are model and version, if the path has them. No part can backtrack far, since paths are
@@ -61,15 +56,35 @@ _DISPLAY = {
 }
 # TorchServe accepts any method, and its own examples send files with PUT.
 _PUT_PROTOCOLS = frozenset({Protocol.TORCHSERVE})
+_NONE: Mapping[Protocol, str] = MappingProxyType({})
 _MODEL = re.compile(rb"/(?:v1/models/([^/:]+)|(?:v2/models|predictions)/([^/]+))")
 
 
-def known_requests(protocols: Iterable[Protocol]) -> list[str]:
-    """Return for log messages which requests are inference in these protocols."""
-    return [
-        _DISPLAY.get(protocol) or (route.path if (route := _of_plugin(protocol)) else str(protocol))
-        for protocol in protocols
-    ]
+def plugin_paths(protocols: Iterable[Protocol]) -> dict[Protocol, str]:
+    """Return the paths of those protocols that plug-ins add, whose records are imported for that.
+
+    One that cannot be imported is logged and left out: its requests are relayed and not captured, and the serving path goes on.
+    """
+    paths = {}
+    for protocol in protocols:
+        if protocol in _PATHS:
+            continue
+        try:
+            paths[protocol] = plugin_record(protocol, ProtocolRoute).path
+        except OperatorError as error:
+            _LOG.error("requests of the protocol %s are relayed and not captured: %s", protocol, error)
+    return paths
+
+
+def pattern_of(path: str) -> str:
+    """Return a regular expression for the path of a `ProtocolRoute`. It cannot backtrack far, whatever a client sends."""
+    parts = re.split(r"(\{model\}|\{version\})", path)
+    return "".join(f"(?P<{part[1:-1]}>[^/?]+)" if part[:1] == "{" else re.escape(part) for part in parts)
+
+
+def known_requests(protocols: Iterable[Protocol], paths: Mapping[Protocol, str] = _NONE) -> list[str]:
+    """Return for log messages which requests are inference in these protocols; `paths` as of `Routes`."""
+    return [shown for protocol in protocols if (shown := _DISPLAY.get(protocol) or paths.get(protocol))]
 
 
 def model_in(path: bytes) -> str:
@@ -101,10 +116,13 @@ class Routes:
     ----------
     protocols
         The protocols of the servers behind this sidecar. Requests in others are not counted.
+    paths
+        What `plugin_paths` returns of them: a process that serves imports nothing of a plug-in.
     """
 
-    def __init__(self, protocols: Iterable[Protocol]) -> None:
-        paths = {protocol: _path(protocol) for protocol in protocols}
+    def __init__(self, protocols: Iterable[Protocol], paths: Mapping[Protocol, str] = _NONE) -> None:
+        added = {protocol: pattern_of(path) for protocol, path in paths.items()}
+        paths = {protocol: _PATHS.get(protocol) or added.get(protocol, "") for protocol in protocols}
         self._patterns = {protocol: re.compile(path) for protocol, path in paths.items() if path}
         self._post_pattern = _pattern(paths.values())
         self._put_pattern = _pattern(path for protocol, path in paths.items() if protocol in _PUT_PROTOCOLS)
@@ -130,22 +148,6 @@ class Routes:
                 return Route(
                     protocol=protocol, model=parts.get("model") or "", version=parts.get("version") or ""
                 )
-        return None
-
-
-def _path(protocol: Protocol) -> str:
-    """Return the pattern of a protocol's paths; empty for a plug-in's that cannot be imported: its requests are not inference."""
-    if path := _PATHS.get(protocol):
-        return path
-    route = _of_plugin(protocol)
-    return route.pattern if route else ""
-
-
-def _of_plugin(protocol: Protocol) -> ProtocolRoute | None:
-    try:
-        return plugin_record(protocol, ProtocolRoute)
-    except OperatorError as error:  # the serving path goes on without it; the capture process says it, too
-        _LOG.error("requests of the protocol %s are relayed and not captured: %s", protocol, error)
         return None
 
 

@@ -94,7 +94,7 @@ class TrafficWarnings:
                 "nothing is sampled: %d POST requests have passed, and none is a prediction in a protocol of "
                 "capture.protocols, which covers %s. Compare with the paths that your clients request",
                 n_posts,
-                ", ".join(known_requests(live_config.config.capture.protocols)) or "none",
+                ", ".join(known_requests(live_config.config.capture.protocols, live_config.paths)) or "none",
             )
         if n_blind >= self._next_n_blind:
             self._next_n_blind = _GROWTH * n_blind

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from quantdrift.core.config.schema import Model, OutputKind
-from quantdrift.core.config.tasks import RawTensor, Regression
-from quantdrift.core.config.vision import Activation, BoxFormat, Detection, Segmentation
+from quantdrift.core.config.tasks import RawTensor
+from quantdrift.core.config.vision import Activation, BoxFormat, Detection
 from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.models.comparators.registry import comparator_of
 from quantdrift.models.tensors.arrays import Outputs
@@ -28,14 +28,9 @@ MODELS = (
     _model(Task.MULTILABEL, interest=(0,)),
     _model(Task.MULTILABEL, output_kind=KIND),
     _model(Task.REGRESSION),
-    _model(Task.REGRESSION, regression=Regression(quantiles=(0.1, 0.5, 0.9))),
     _model(Task.EMBEDDING, tolerance=0.1),
-    _model(Task.RANKING),
     _model(Task.TENSOR, tensor=RawTensor(element_type="BF16")),
-    _model(Task.SEGMENTATION),
     _model(Task.SEGMENTATION, output_kind=KIND),
-    _model(Task.SEGMENTATION, segmentation=Segmentation(classes_axis=0), background=0),
-    _model(Task.DETECTION),
     _model(
         Task.DETECTION,
         detection=Detection(box_format=BoxFormat.CXCYWH, activation=Activation.SIGMOID),

@@ -4,22 +4,31 @@ import logging
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from quantdrift.core import plugins
-from quantdrift.core.config.load import load
-from quantdrift.core.config.models import Model, Runtime
-from quantdrift.core.config.schema import Config
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.load import Secrets, load
+from quantdrift.core.config.models import Model, ModelTensor, Runtime
+from quantdrift.core.config.schema import Capture, Config
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.records import Protocol
+from quantdrift.core.records import Loss, Protocol
 from quantdrift.core.tasks import MEASURES, Measure, Task, TaskRecord
 from quantdrift.models.comparators.registry import comparator_of
+from quantdrift.sidecar.capture.pipeline import Pipeline
+from quantdrift.sidecar.capture.process import identity_of
+from quantdrift.sidecar.capture.publisher import Publisher
+from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.protocols import decoder_of
-from quantdrift.sidecar.state.routes import ProtocolRoute, Routes, known_requests
+from quantdrift.sidecar.state.config import LiveConfig
+from quantdrift.sidecar.state.counters import Counters, Gauge, Row
+from quantdrift.sidecar.state.routes import Routes, known_requests, pattern_of, plugin_paths
 from tests.support.plugin_packages import install_toy
+from tests.support.sidecar.raw_exchanges import raw_exchange, recorded_by
 
 pytestmark = pytest.mark.unit
 
@@ -164,8 +173,10 @@ def test_a_protocol_that_cannot_be_imported_costs_only_its_requests(
     plugins.use(["toy"])
     score = Protocol("score")
     with caplog.at_level(logging.ERROR):
-        routes = Routes([score, Protocol.KSERVE_V1])
+        paths = plugin_paths([score, Protocol.KSERVE_V1])
+    assert paths == {}
     assert "requests of the protocol score are relayed and not captured" in caplog.text
+    routes = Routes([score, Protocol.KSERVE_V1], paths)
     assert routes.find(b"POST", b"/v1/score") is None
     assert routes.find(b"POST", b"/v1/models/m:predict") == b"/v1/models/m:predict"
     with pytest.raises(OperatorError, match="No module named 'absent'"):
@@ -178,7 +189,8 @@ def test_a_path_with_places_for_names_is_a_route(site: Path) -> None:
     _toy(site, entry_points={"quantdrift.protocols": {"score": "toy_score:SCORE"}}, text=text)
     plugins.use(["toy"])
     score = Protocol("score")
-    routes = Routes([score])
+    paths = plugin_paths([score])
+    routes = Routes([score], paths)
     assert routes.find(b"POST", b"http://host/v1.0/a%20b/7/score?x=1") == b"/v1.0/a%20b/7/score"
     route = routes.route("POST", "/v1.0/a%20b/7/score")
     assert route
@@ -186,8 +198,8 @@ def test_a_path_with_places_for_names_is_a_route(site: Path) -> None:
     for other in (b"/v1x0/a/7/score", b"/v1.0/a/b/7/score", b"/v1.0/a/7/score/"):
         assert routes.find(b"POST", other) is None
     assert routes.find(b"PUT", b"/v1.0/a/7/score") is None
-    assert known_requests([score]) == ["/v1.0/{model}/{version}/score"]
-    assert ProtocolRoute(path="/a+b").pattern == r"/a\+b"
+    assert known_requests([score], paths) == ["/v1.0/{model}/{version}/score"]
+    assert pattern_of("/a+b") == r"/a\+b"
 
 
 def test_a_runtime_of_a_plug_in_goes_with_any_task_but_generation(site: Path, tmp_path: Path) -> None:
@@ -199,3 +211,52 @@ def test_a_runtime_of_a_plug_in_goes_with_any_task_but_generation(site: Path, tm
     assert loaded.references[0].options == {"a": 1}
     with pytest.raises(OperatorError, match="runtime `mine` and task `generation` do not go together"):
         _config(tmp_path, model.format("generation"))
+
+
+SCORE = """
+from quantdrift.plugins.protocols import DecodedRequest, DecodedResponse, ProtocolPlugin, untyped_tensor
+
+class Decoder:
+    def request(self, head, body, wire):
+        if body == b"boom":
+            raise RuntimeError("a fault of the plug-in")
+        (x,) = wire.model_named(body.decode()).inputs
+        return DecodedRequest(inputs=(untyped_tensor("x", [1, 2], x),), model=body.decode())
+
+    def response(self, head, body, query, wire):
+        (y,) = wire.model.outputs
+        return DecodedResponse(version="7", outputs=(untyped_tensor("y", [3], y),))
+
+SCORE = ProtocolPlugin(path="/v1/score", decoder=Decoder())
+"""
+
+
+def test_a_body_that_names_the_model_has_the_types_of_that_model(site: Path) -> None:
+    """The decoder looks it up; a model that is not configured, and a decoder that raises, cost their exchange by reason."""
+    _toy(site, entry_points={"quantdrift.protocols": {"score": "toy_score:SCORE"}}, text=SCORE)
+    plugins.use(["toy"])
+    tensors = {
+        "inputs": (ModelTensor(name="x", datatype="FP16"),),
+        "outputs": (ModelTensor(name="y", datatype="FP32"),),
+    }
+    config = Config(
+        plugins=("toy",),
+        capture=Capture(protocols=(Protocol("score"),)),
+        models=(Model(name="other"), Model(name="demand", **tensors)),
+    )
+    counters = Counters.create(2, 1)
+    slot = counters.slot(1)
+    recorder = Recorder(LiveConfig.of(config), identity_of(Secrets(), "b" * 32, {}))
+    meta, request, response = raw_exchange(path="/v1/score", request=b"demand", response=b"3")
+    exchange = recorded_by(recorder, meta, request, response)
+    assert exchange
+    assert (exchange.model, exchange.version, exchange.protocol) == ("demand", "7", "score")
+    assert [tensor.datatype for tensor in (*exchange.inputs, *exchange.outputs)] == ["FP16", "FP32"]
+    publisher = Publisher(config, slot, ManualClock(datetime(2026, 1, 1, tzinfo=UTC)))
+    pipeline = Pipeline(recorder, publisher, slot, (Row("default"),))
+    for body in (b"boom", b"absent", b"demand"):
+        meta, request, response = raw_exchange(path="/v1/score", request=body, response=b"3")
+        pipeline.handle(meta, memoryview(request), memoryview(response))
+    assert slot.lost_count(0, Loss.CAPTURE_ERROR) == 1
+    assert slot.lost_count(0, Loss.UNKNOWN_MODEL) == 1
+    assert slot.gauge(Gauge.QUEUE_BYTES) > 0, "the exchange after both is handled"

@@ -67,7 +67,7 @@ class LiveScope:
         self._policy_file.read(self.policy_history)
         self.scope = CaptureScope(
             config.sidecar,
-            routes=Routes(config.capture.protocols),
+            routes=Routes(config.capture.protocols, live_config.paths),
             sampler=self._sampler(),
             send_frame=self.sender.send,
             slot=slot,
@@ -84,7 +84,7 @@ class LiveScope:
         live_config = self._live_config_file.current if self._live_config_file.refresh() else None
         if live_config is not None:
             self.policy_history.reconfigure(live_config.config.sampling)
-            routes = Routes(live_config.config.capture.protocols)
+            routes = Routes(live_config.config.capture.protocols, live_config.paths)
             self.scope.reconfigure(live_config.config.sidecar, routes, self._sampler())
             self.sender.limit_bytes = live_config.config.sidecar.handoff_bytes
             self.sender.n_rows = len(live_config.rows)
