@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from quantdrift.cli.main import main
+from quantdrift.core import plugins
 from quantdrift.core.config import load
 from tests.support.monitor.fold_stream import FAINT_ID, batches, store_batch, store_catalog
 from tests.support.monitor.monitor_processes import running_monitor, until
+from tests.support.plugin_packages import link_example
 
 pytestmark = pytest.mark.integration
 
@@ -34,14 +36,17 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-def test_every_configuration_shown_is_sound(tmp_path: Path) -> None:
-    """A TOML block that is copied into a file loads."""
+def test_every_configuration_shown_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TOML block that is copied into a file loads, with the plug-in of the examples installed."""
+    link_example(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
     blocks = _blocks("toml")
     assert blocks
     for _, block in blocks:
         path = tmp_path / "config.toml"
         path.write_text(block)
         load(path, {})
+    plugins.use(())
 
 
 async def test_every_query_shown_runs(postgres_dsn: str) -> None:

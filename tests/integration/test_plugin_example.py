@@ -149,7 +149,7 @@ async def test_a_drifted_store_pages_in_the_words_of_the_plug_in(site: Path, fol
         assert 'reason="decode"' in metrics
         data = ("--data", str(folder / "data"), "-c", str(folder / "config.toml"))
         shown = await asyncio.to_thread(
-            _quantdrift, site, "alerts", "show", str(alert["alert_id"]), *data, **environment
+            _quantdrift, site, "alerts", "show", str(alert["id"]), *data, **environment
         )
         assert shown.returncode == 0, shown.stderr
         assert "pinball loss" in shown.stdout
@@ -247,7 +247,7 @@ async def _alert(session: aiohttp.ClientSession, page: str) -> Mapping[str, Any]
     async with asyncio.timeout(_WITHIN_S):
         while True:
             rows = (await _json(session, f"{page}/api/v1/alerts"))["rows"]
-            if firing := [row for row in rows if row["verdict"] == "firing"]:
+            if firing := [row for row in rows if row["severity"] == "firing"]:
                 return dict(firing[0])
             await asyncio.sleep(0.5)
 

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,13 @@ def install_toy(
     (metadata / "entry_points.txt").write_text("\n".join(lines))
     for module, text in modules.items():
         (directory / f"{module}.py").write_text(text)
+
+
+def link_example(directory: Path) -> None:
+    """Install the example into a directory of `sys.path` without pip: its metadata, and a link to its package."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    install_toy(directory, project["name"], project["entry-points"], {})
+    (directory / "quantdrift_forecast").symlink_to(EXAMPLE / "quantdrift_forecast")
 
 
 def install_example(directory: Path) -> Path:
