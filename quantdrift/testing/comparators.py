@@ -22,7 +22,7 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.tasks import Measure
 from quantdrift.models.comparators.protocol import Comparator, Divergences, TaskPlugin, Values
 from quantdrift.models.comparators.registry import options_for
-from quantdrift.models.tensors.arrays import Outputs
+from quantdrift.models.tensors.arrays import Array, Outputs
 from quantdrift.shadow.replay.rows import items_of
 
 N_ITEMS = 16
@@ -227,7 +227,7 @@ def part(outputs: Outputs, items: Any) -> Outputs:
 @st.composite
 def any_outputs(draw: st.DrawFn, names: tuple[str, ...]) -> tuple[Outputs, Outputs]:
     """Draw the outputs of two sides : arrays of one shape, of any types and values; one side may be empty."""
-    sides: tuple[Outputs, Outputs] = {}, {}
+    sides: tuple[dict[str, Array], dict[str, Array]] = {}, {}
     n_items = draw(st.integers(1, 3))
     for name in names:
         shape = (n_items, *draw(_SHAPES))

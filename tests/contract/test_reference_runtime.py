@@ -110,12 +110,24 @@ RUNTIMES = pytest.mark.parametrize(
 )
 
 
+def _case(name: str, make: Make) -> RuntimeCase:
+    return RuntimeCase(name, make, lambda n_items: {"x": inputs_of(n_items)})
+
+
+def of_suite(name: str) -> Callable[[Make, Path], None]:
+    """Return a test of the suite, for runtimes that are tested elsewhere: on a server, on a device."""
+
+    def behaviour(make: Make, directory: Path) -> None:
+        getattr(RuntimeSuite(), name)(_case(name, make), directory)
+
+    behaviour.__name__ = name
+    return behaviour
+
+
 class TestRuntime(RuntimeSuite):
     """What plug-ins must do, too."""
 
-    cases = tuple(
-        RuntimeCase(name, make, lambda n_items: {"x": inputs_of(n_items)}) for name, make in MAKERS.items()
-    )
+    cases = tuple(_case(name, make) for name, make in MAKERS.items())
 
 
 @RUNTIMES

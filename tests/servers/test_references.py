@@ -28,13 +28,14 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 
 Made = Callable[..., RuntimeRequest]
 SUITE = [
-    suite.test_results_do_not_depend_on_the_batch,
-    suite.test_inputs_that_cannot_be_computed_are_refused_as_replay_errors,
-    suite.test_the_order_and_company_of_items_do_not_matter,
+    suite.of_suite("test_results_do_not_depend_on_the_batch"),
+    suite.of_suite("test_inputs_that_cannot_be_computed_are_refused_as_replay_errors"),
+    suite.of_suite("test_inputs_may_be_views_and_read_only"),
+    suite.of_suite("test_a_closed_runtime_may_be_closed_again"),
+    suite.of_suite("test_without_an_embedding_there_is_none"),
+    suite.test_results_are_what_the_model_says,
+    suite.test_inputs_of_another_shape_are_refused,
     suite.test_a_candidate_is_as_far_off_as_it_was_moved,
-    suite.test_inputs_may_be_views_and_read_only,
-    suite.test_a_closed_runtime_computes_no_more_and_may_be_closed_again,
-    suite.test_without_an_embedding_there_is_none,
 ]
 
 

@@ -235,14 +235,15 @@ def test_a_body_that_names_the_model_has_the_types_of_that_model(site: Path) -> 
     """The decoder looks it up; a model that is not configured, and a decoder that raises, cost their exchange by reason."""
     _toy(site, entry_points={"quantdrift.protocols": {"score": "toy_score:SCORE"}}, text=SCORE)
     plugins.use(["toy"])
-    tensors = {
-        "inputs": (ModelTensor(name="x", datatype="FP16"),),
-        "outputs": (ModelTensor(name="y", datatype="FP32"),),
-    }
+    demand = Model(
+        name="demand",
+        inputs=(ModelTensor(name="x", datatype="FP16"),),
+        outputs=(ModelTensor(name="y", datatype="FP32"),),
+    )
     config = Config(
         plugins=("toy",),
         capture=Capture(protocols=(Protocol("score"),)),
-        models=(Model(name="other"), Model(name="demand", **tensors)),
+        models=(Model(name="other"), demand),
     )
     counters = Counters.create(2, 1)
     slot = counters.slot(1)
