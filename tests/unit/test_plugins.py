@@ -184,13 +184,15 @@ def test_a_protocol_that_cannot_be_imported_costs_only_its_requests(
 
 
 def test_a_path_with_places_for_names_is_a_route(site: Path) -> None:
-    """Whatever else the path has stands for itself."""
+    """Whatever else the path has stands for itself; processes that serve import nothing for it."""
     text = "from quantdrift.sidecar.state.routes import ProtocolRoute\nSCORE = ProtocolRoute(path='/v1.0/{model}/{version}/score')"
     _toy(site, entry_points={"quantdrift.protocols": {"score": "toy_score:SCORE"}}, text=text)
     plugins.use(["toy"])
     score = Protocol("score")
-    paths = plugin_paths([score])
+    paths = LiveConfig.of(Config(capture=Capture(protocols=(score,)))).paths
+    del sys.modules["toy_score"]
     routes = Routes([score], paths)
+    assert "toy_score" not in sys.modules, "the supervisor has imported it for them"
     assert routes.find(b"POST", b"http://host/v1.0/a%20b/7/score?x=1") == b"/v1.0/a%20b/7/score"
     route = routes.route("POST", "/v1.0/a%20b/7/score")
     assert route
