@@ -53,9 +53,10 @@ class RuntimeSuite:
         runtime, inputs = case.make(tmp_path), case.inputs(64)
         together = runtime.run(inputs)
         order = np.random.default_rng(3).permutation(64)
-        # Alone, another kernel may add up in another order.
-        alone = [(slice(number, number + 1), 1e-5) for number in range(9)]
-        for items, rtol in ((order, 0.0), (slice(5, 12), 0.0), *alone):
+        # Of an item that is alone, another kernel may add up in another order.
+        parts: list[tuple[Any, float]] = [(order, 0.0), (slice(5, 12), 0.0)]
+        parts += [(slice(number, number + 1), 1e-5) for number in range(9)]
+        for items, rtol in parts:
             outputs = runtime.run(_items(inputs, items))
             for name, array in together.items():
                 np.testing.assert_allclose(outputs[name], array[items], rtol=rtol, atol=case.atol)
