@@ -6,16 +6,23 @@ import pytest
 from click.testing import CliRunner
 
 from quantdrift.cli.main import main
+from tests.support.plugin_packages import EXAMPLE, link_example
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted([*ROOT.glob("deploy/**/config.toml"), *ROOT.glob("examples/**/*.toml")])
+CONFIGS = sorted(
+    {*ROOT.glob("deploy/**/config.toml"), *ROOT.glob("examples/**/*.toml")} - {EXAMPLE / "pyproject.toml"}
+)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_configuration_to_be_copied_is_sound(path: Path) -> None:
-    """`quantdrift config check` says so, adapters included."""
+def test_a_configuration_to_be_copied_is_sound(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`quantdrift config check` says so, adapters included, and with the plug-in of the examples installed."""
+    link_example(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     ran = CliRunner().invoke(main, ["config", "check", "--config", str(path)])
     assert ran.exit_code == 0, ran.output
     assert "is sound" in ran.output
