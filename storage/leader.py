@@ -6,9 +6,8 @@ leader that works renews it ten times in that. The transaction writes nothing an
 back vacuum, however long it is open.
 
 What is locked is the view `leader_lock`: a name for which rights can be granted, and no table, so that `vacuum` and `analyze`
-of the whole database do not wait for the lead. To lock it takes the right to update it. An advisory lock, which monitors of
-earlier releases take, needs no right at all: any reader could take it, and nobody would lead. It is taken as well, so that
-monitors of both releases never lead together, but whoever holds it counts only if he may write the table `leader`.
+of the whole database do not wait for the lead. To lock it takes the right to update it. An advisory lock would need no right at
+all: any reader could take it, and nobody would lead.
 
 Whoever gets the lock ends the transactions that the former leader still has open, and writes the next term into the row of
 `leader`. Every transaction of a leader begins with `fence`, which locks that row for share and compares the term. So a
@@ -38,7 +37,6 @@ loop busy in one piece; short beside the 30 s in which another monitor must lead
 PROGRESS_S: Final = 60.0
 """A leader whose event loop works gives up the lead after so long without progress of its fold. Longer than Postgres may
 take for one statement."""
-_ADVISORY: Final = 0x7175616E666F6C64  # "quanfold" as a number
 _TIMEOUT_S: Final = 5.0
 _RENEWALS: Final = 10  # in a lease
 _LOG = logging.getLogger(__name__)
@@ -46,14 +44,6 @@ _LOG = logging.getLogger(__name__)
 # Another isolation level would keep its snapshot, and hold back vacuum.
 _BEGIN: Final = "begin isolation level read committed"
 _LOCK: Final = "lock table leader_lock in exclusive mode nowait"
-# Who holds the advisory lock, and whether he may lead.
-_HOLDERS: Final = f"""
-    select a.usename, coalesce(has_table_privilege(a.usesysid, 'leader', 'update'), false) as may_lead
-    from pg_locks l join pg_stat_activity a using (pid)
-    where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.pid <> pg_backend_pid()
-        and l.classid = {_ADVISORY >> 32} and l.objid = {_ADVISORY & 0xFFFFFFFF}
-        and l.database = (select oid from pg_database where datname = current_database())
-"""  # noqa: S608 - constants
 # Whoever locks rows of `leader` for share has passed `fence` and not ended its transaction.
 _FENCED: Final = """
     select pid from pg_locks
@@ -94,8 +84,6 @@ class Leadership:
         self._lease_s = lease_s
         self._limit_s = progress_s
         self._connection: Any = None
-        self._has_advisory = False
-        self._warned = False
         self._one_statement = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
         self._term: int | None = None
@@ -134,7 +122,7 @@ class Leadership:
                 if self._connection is None:
                     self._connection = await self._connect()
                 if self._term is not None:
-                    await self._renew_once()
+                    await self._connection.execute("select 1")
                 elif await self._lock():
                     self._term = await self._take()
                     self._renewing = asyncio.create_task(self._renew())
@@ -162,7 +150,6 @@ class Leadership:
     async def release(self) -> None:
         """Give up leadership."""
         connection, self._connection, self._term = self._connection, None, None
-        self._has_advisory = False
         renewing, self._renewing = self._renewing, None
         if renewing is not None and renewing is not asyncio.current_task():
             renewing.cancel()
@@ -194,41 +181,11 @@ class Leadership:
         except asyncpg.LockNotAvailableError:
             await self._connection.execute("rollback")
             return False
-        if not await self._lock_advisory() and await self._an_earlier_release_leads():
-            await self._connection.execute("rollback")
-            return False
         # A server may limit all transactions (from Postgres 17 on); this one lasts as long as the lead.
         await self._connection.execute(
             "select set_config(name, '0', false) from pg_settings where name = 'transaction_timeout'"
         )
         return True
-
-    async def _lock_advisory(self) -> bool:
-        """Return whether this connection has the lock of earlier releases."""
-        if not self._has_advisory:
-            self._has_advisory = await self._connection.fetchval("select pg_try_advisory_lock($1)", _ADVISORY)
-        return self._has_advisory
-
-    async def _an_earlier_release_leads(self) -> bool:
-        """Return whether a user that may lead holds the lock of earlier releases; name the others in a warning."""
-        holders = await self._connection.fetch(_HOLDERS)
-        others = sorted({str(row["usename"]) for row in holders if not row["may_lead"]})
-        if others and not self._warned:
-            self._warned = True
-            _LOG.warning(
-                "user %s holds the advisory lock with which monitors of earlier releases elect a leader, and may not lead."
-                " This monitor does not wait for it; a monitor of an earlier release would. End that session, and find out"
-                " who took the lock",
-                ", ".join(others),
-            )
-        return any(row["may_lead"] for row in holders)
-
-    async def _renew_once(self) -> None:
-        # A statement in either case: it renews the lease.
-        if self._has_advisory:
-            await self._connection.execute("select 1")
-        else:
-            await self._lock_advisory()
 
     async def _take(self) -> int:
         """End the transactions of the former leader, and return the new term."""
@@ -269,7 +226,7 @@ class Leadership:
                 break
             try:
                 async with translated(), self._one_statement, asyncio.timeout(_TIMEOUT_S):
-                    await self._renew_once()
+                    await self._connection.execute("select 1")
             except RetryError as error:
                 _LOG.warning("the lead is lost: %s", error)
                 break

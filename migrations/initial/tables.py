@@ -2076,7 +2076,7 @@ def _alert() -> None:
             "ended",
             sa.Text(),
             nullable=True,
-            comment="Why it is over: recovered (by evidence), replaced (its version serves no more; null again if it does), retired (its slice is not compared any more) or closed (by a person). Null while it lasts, and of alerts that an earlier release ended.",
+            comment="Why it is over: recovered (by evidence), replaced (its version serves no more; null again if it does), retired (its slice is not compared any more) or closed (by a person). Null while it lasts.",
         ),
         sa.Column(
             "incident_id",

@@ -80,7 +80,7 @@ class HistoryExtent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredTransition(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored change of verdict; `event` is None where none was sent, or an earlier release wrote it otherwise."""
+    """A stored change of verdict; `event` is None where none was sent."""
 
     model_version_id: int
     slice_id: int

@@ -228,7 +228,7 @@ class Alert(Base):
     )
     ended: Mapped[Str | None] = mapped_column(
         comment="Why it is over: recovered (by evidence), replaced (its version serves no more; null again if it does), retired (its slice"
-        " is not compared any more) or closed (by a person). Null while it lasts, and of alerts that an earlier release ended."
+        " is not compared any more) or closed (by a person). Null while it lasts."
     )
     incident_id: Mapped[BigInt | None] = mapped_column(
         ForeignKey("incident.id"),

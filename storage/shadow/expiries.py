@@ -23,17 +23,6 @@ from quantdrift.storage.locks import try_lock
 EXPIRED: Final = "expired"  # among the reasons of losses
 # Between the clocks of a cluster: the two streams may have different leaders. To be subtracted from `gone_until`.
 SKEW: Final = timedelta(seconds=1)
-_EARLIER_LOCK: Final = 0x7175616E65787069  # "quanexpi" as a number
-# Processes of earlier releases take an advisory lock instead. Whoever may not count cannot keep others from it.
-_AN_EARLIER_RELEASE_COUNTS: Final = f"""
-    select not pg_try_advisory_xact_lock({_EARLIER_LOCK}) and exists (
-        select from pg_locks l join pg_stat_activity a using (pid)
-        where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.pid <> pg_backend_pid()
-            and l.classid = {_EARLIER_LOCK >> 32} and l.objid = {_EARLIER_LOCK & 0xFFFFFFFF}
-            and l.database = (select oid from pg_database where datname = current_database())
-            and has_table_privilege(a.usesysid, 'arrival', 'update')
-    )
-"""  # noqa: S608 - constants
 _MOST_RANGES: Final = 1_000
 
 # Rows are locked in one order everywhere, so that two workers never wait for each other.
@@ -201,8 +190,6 @@ async def count_expired(database: Database, worker: str, gone_until: datetime) -
     """
     async with database.begin() as connection:
         if not await try_lock(connection, "arrival"):
-            return ()
-        if await connection.scalar(text(_AN_EARLIER_RELEASE_COUNTS)):
             return ()
         cuts = (await connection.execute(_CUTS, {"gone_until": gone_until})).all()
         if not cuts:

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.integration
 
 DEADLINE_S = 60.0
 WRITE = text("insert into policy (epoch, definition) values (:epoch, '{}')")
-ADVISORY = 0x7175616E666F6C64  # the lock of earlier releases
 # A process that leads and renews its lease, until it is stopped.
 LEADER = """
 import asyncio, sys
@@ -129,7 +128,7 @@ async def test_a_leader_that_was_cut_off_is_fenced_although_it_believes_that_it_
     async with Leadership(postgres_dsn) as former, Leadership(postgres_dsn) as leader:
         assert await former.acquire()
         await record.execute(
-            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted"
+            "select pg_terminate_backend(pid) from pg_locks where relation = 'leader_lock'::regclass and granted"
             " and database = (select oid from pg_database where datname = current_database())"
         )
         await led_by(leader)
@@ -164,14 +163,10 @@ async def test_monitors_of_different_users_wait_for_the_end_of_the_transaction(
         await record.execute(f"drop role {name}")
 
 
-async def test_a_reader_cannot_keep_the_monitors_from_leading(
-    postgres_dsn: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_reader_cannot_keep_the_monitors_from_leading(postgres_dsn: str) -> None:
     """Every lock that a reader may take is taken, and the monitor leads, writes, and loses nothing to the next one."""
     reader = await asyncpg.connect(await login_in(postgres_dsn, READER))
     monitor = await login_in(postgres_dsn, MONITOR)
-    await reader.execute("select pg_advisory_lock($1)", ADVISORY)
-    await reader.execute("select pg_advisory_lock_shared($1)", ADVISORY)
     await reader.execute("begin isolation level repeatable read")
     await reader.execute("lock table leader in access share mode")
     await reader.fetch("select * from leader")
@@ -182,8 +177,6 @@ async def test_a_reader_cannot_keep_the_monitors_from_leading(
             await leader.fence(connection)
         await leader.release()
         await led_by(standby)
-    assert f"user {READER}_" in caplog.text
-    assert "holds the advisory lock" in caplog.text
     await reader.close()
 
 
@@ -204,35 +197,6 @@ async def test_a_reader_may_not_take_a_lock_that_the_lead_needs(postgres_dsn: st
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             async with reader.transaction():
                 await reader.execute(attack)
-    await reader.close()
-
-
-async def test_a_monitor_of_an_earlier_release_is_not_replaced_while_it_leads(
-    postgres_dsn: str, record: asyncpg.Connection
-) -> None:
-    """It holds the advisory lock and may lead; once it has ended, this release leads and holds that lock as well."""
-    monitor = await login_in(postgres_dsn, MONITOR)
-    earlier = await asyncpg.connect(monitor)
-    assert await earlier.fetchval("select pg_try_advisory_lock($1)", ADVISORY)
-    async with Leadership(monitor) as leader:
-        for _ in range(3):
-            assert not await leader.acquire()
-        await earlier.close()
-        await led_by(leader)
-        assert not await record.fetchval("select pg_try_advisory_lock($1)", ADVISORY)
-
-
-async def test_a_leader_takes_the_lock_of_earlier_releases_as_soon_as_it_is_free(
-    postgres_dsn: str, record: asyncpg.Connection
-) -> None:
-    """A reader who held it lets it go, and no monitor of an earlier release gets it."""
-    reader = await asyncpg.connect(await login_in(postgres_dsn, READER))
-    await reader.execute("select pg_advisory_lock($1)", ADVISORY)
-    async with Leadership(postgres_dsn) as leader:
-        assert await leader.acquire()
-        await reader.execute("select pg_advisory_unlock($1)", ADVISORY)
-        assert await leader.acquire()
-        assert not await record.fetchval("select pg_try_advisory_lock($1)", ADVISORY)
     await reader.close()
 
 

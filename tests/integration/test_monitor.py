@@ -218,7 +218,7 @@ async def test_one_leads_and_the_standby_takes_over(
         await until(lambda: at(20), "the leader folds")
         await until(both, "the second stands by")
         (port,) = await record.fetchrow(
-            "select a.client_port from pg_locks l join pg_stat_activity a using (pid) where l.locktype = 'advisory'"
+            "select a.client_port from pg_locks l join pg_stat_activity a using (pid) where l.relation = 'leader_lock'::regclass"
             " and l.granted and a.application_name = 'quantdrift leader' and a.datname = current_database()"
         )
         leader, standby = (one, two) if _owns(one.pid, port) else (two, one)

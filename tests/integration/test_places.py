@@ -10,7 +10,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy import text
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Capture, Config, Slice
@@ -22,7 +21,6 @@ from quantdrift.storage.locks import try_lock
 from quantdrift.storage.monitor.read import claim, resume
 from quantdrift.storage.schema.partitions import ensure_partitions
 from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER, SHADOW
-from quantdrift.storage.shadow import expiries
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ComparedItem,
@@ -266,15 +264,9 @@ async def test_a_person_forgets_a_value(
         assert message in refused.stderr
 
 
-# What processes of earlier releases lock: partitions, discovered slices, expired exchanges.
-EARLIER_LOCKS = (0x7175616E70617274, 0x7175616E66696E64, 0x7175616E65787069)
-
-
 async def _hold_everything(reader: asyncpg.Connection) -> None:
     """Take every lock that a reader may take, and keep it."""
     await reader.execute("begin")
-    for key in EARLIER_LOCKS:
-        await reader.execute("select pg_advisory_lock($1)", key)
     for what in ("header.x-scanner", "version"):
         await reader.execute("select pg_advisory_lock($1, hashtext($2))", 0x71706C63, f"digits\n{what}")
     tables = "comparison, value_share, discovery, arrival, expiry, slice, model_version"
@@ -304,7 +296,6 @@ async def test_a_reader_who_holds_all_locks_that_it_can_keeps_nobody_waiting(pos
         for database in (monitor, shadow):
             async with database.begin() as connection:
                 assert await try_lock(connection, "arrival")
-                assert not await connection.scalar(text(expiries._AN_EARLIER_RELEASE_COUNTS))
     for attack in (
         *(
             f"lock table {name} in share update exclusive mode"
@@ -321,14 +312,13 @@ async def test_a_reader_who_holds_all_locks_that_it_can_keeps_nobody_waiting(pos
 
 
 async def test_one_process_counts_what_expires_at_a_time(postgres_dsn: str) -> None:
-    """Whether the other one is of this release or of an earlier one."""
+    """The other one finds nothing to do."""
     monitor, shadow = [await login_in(postgres_dsn, role) for role in (MONITOR, SHADOW)]
-    earlier = await asyncpg.connect(shadow)
-    async with Database(monitor) as first, Database(shadow) as second:
-        async with first.begin() as connection, second.begin() as other:
-            assert await try_lock(connection, "arrival")
-            assert not await try_lock(other, "arrival")
-        await earlier.execute("select pg_advisory_lock($1)", EARLIER_LOCKS[-1])
-        async with first.begin() as connection:
-            assert await connection.scalar(text(expiries._AN_EARLIER_RELEASE_COUNTS))
-    await earlier.close()
+    async with (
+        Database(monitor) as first,
+        Database(shadow) as second,
+        first.begin() as connection,
+        second.begin() as other,
+    ):
+        assert await try_lock(connection, "arrival")
+        assert not await try_lock(other, "arrival")
