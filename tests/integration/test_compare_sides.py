@@ -146,7 +146,7 @@ async def test_the_command_leaves_out_a_local_day_and_prints_both_windows_with_c
     )
     assert code == 0, text
     assert "left out: 2026-11-16 11:00 UTC to 2026-11-17 11:00 UTC" in text
-    assert "answers, from comparison" in text
+    assert "answers, from single answers" in text
     assert "cost of the difference in the window of the new side: about" in text
     code, text = await asyncio.to_thread(typed, *periods, "--json")
     assert code == 0, text

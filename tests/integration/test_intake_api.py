@@ -228,7 +228,7 @@ def test_the_page_about_reloading_names_what_holds_at_once() -> None:
     for line in (PAGES / "reload.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("| `["):
             _, sections, live, _, _ = line.split("|")
-            rows |= dict.fromkeys(re.findall(r"`\[+(\w+)\]+`", sections), live)
+            rows |= dict.fromkeys(re.findall(r"`\[*(\w+)\]*`", sections), live)
     assert rows.keys() == {*_LIVE, *_SECTIONS}
     for section, options in _LIVE.items():
         assert re.findall(r"`(\w+)`", rows[section]) == list(options)
