@@ -55,13 +55,13 @@ def data_option(uses: str, *, is_found: bool = True) -> Callable[[Command], Comm
     is_found
         Whether it is found in this folder without being given: not by a server that runs for long.
     """
-    found = f"  [default: {UP_DATA}, if `quantdrift up` made it here and no Postgres is configured]"
+    default_text = f"  [default: {UP_DATA}, if `quantdrift up` made it here and no Postgres is configured]"
     return click.option(
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
         envvar="QUANTDRIFT_DATA",
         callback=_default_data if is_found else None,
-        help=f"Data directory of a running `quantdrift up`; the command uses its {uses}.{found if is_found else ''}",
+        help=f"Data directory of a running `quantdrift up`; the command uses its {uses}.{default_text if is_found else ''}",
     )
 
 

@@ -74,8 +74,8 @@ def find(config_path: Path, data: Path | None, key: str, value: str, as_json: bo
     """
     task = _prepared(config_path, data, key, value)
     with Steps(quiet=as_json) as step:
-        found = asyncio.run(_find(task, step))
-    _show(found, key, as_json=as_json)
+        stored = asyncio.run(_find(task, step))
+    _show(stored, key, as_json=as_json)
 
 
 @privacy.command("erase")
@@ -111,16 +111,16 @@ def erase(
     if any(form in reason for form in task.wanted.values):
         raise OperatorError("--reason contains the value, and the audit would keep it for ever: leave it out")
     with Steps(quiet=as_json) as step:
-        found = asyncio.run(_find(task, step))
-    if not found.places:
-        _show(found, key, as_json=as_json, done=True)
+        stored = asyncio.run(_find(task, step))
+    if not stored.places:
+        _show(stored, key, as_json=as_json, done=True)
         return
     if not yes:
-        click.echo(_table(found.places), err=as_json)
+        click.echo(_table(stored.places), err=as_json)
         click.confirm("Erase all of it? This cannot be undone.", abort=True, err=as_json)
     with Steps(quiet=as_json) as step:
-        erased = asyncio.run(_erase(task, found.places, reason, step, SystemClock()))
-    _show(erased._replace(files=sorted({*found.files, *erased.files})), key, as_json=as_json, done=True)
+        erased = asyncio.run(_erase(task, stored.places, reason, step, SystemClock()))
+    _show(erased._replace(files=sorted({*stored.files, *erased.files})), key, as_json=as_json, done=True)
     if erased.left:
         raise RetryError(
             f"{', '.join(erased.left)} may still have, or store again, something of it: run the command again in a few"
@@ -162,10 +162,10 @@ def wanted_of(config: Config, key: str, value: str) -> Wanted:
     from quantdrift.storage.privacy import ANY, EXCHANGE, TRACE, Wanted
 
     if key in {EXCHANGE, TRACE}:
-        found = value.strip().lower().replace("-", "") if key == EXCHANGE else _trace_id(value)
-        if not _HEX_ID.fullmatch(found):
+        id_text = value.strip().lower().replace("-", "") if key == EXCHANGE else _trace_id(value)
+        if not _HEX_ID.fullmatch(id_text):
             raise OperatorError(f"this is no id of an {key}: give 32 hexadecimal digits")
-        return Wanted(key=key, values=(found,))
+        return Wanted(key=key, values=(id_text,))
     if key != ANY and not _ATTRIBUTE.fullmatch(key):
         raise OperatorError(
             f"`{key}` is unknown: give exchange, trace, any, or a recorded attribute such as header.x-user,"
@@ -300,7 +300,7 @@ async def _erase(
                 await refuse_unknown(connection)
             search = Search(database, task.wanted, opened=opened, progress=step)
             # Nothing is erased without an entry, also if this process ends before the second one.
-            await note(database, before={place.place: place.n for place in found}, after={"status": "begun"})
+            await note(database, before={store.place: store.n for store in found}, after={"status": "begun"})
             erased = await _pass(queue, search, step, erase=True)
             left = []
             step("waiting for the shadow workers")
@@ -318,10 +318,10 @@ async def _erase(
                     await asyncio.sleep(_POLL_S)
             erased = _sum(erased, await _pass(queue, search, step, erase=True))
             remaining = await _pass(queue, search, step, erase=False)
-            left += [place.place for place in remaining]
+            left += [store.place for store in remaining]
             await note(
                 database,
-                after={"status": "erased", **{place.place: place.n for place in erased}, "left": left},
+                after={"status": "erased", **{store.place: store.n for store in erased}, "left": left},
             )
     finally:
         await queue.close()
@@ -338,18 +338,18 @@ async def _pass(queue: Queue, search: Search, step: Callable[[str], None], *, er
     step("searching the exemplars")
     kept = await search_stream(queue, search.is_exemplar, delete=erase, progress=step, kind="exemplar")
     streams = [
-        Place(place=place, n=found.n, first_at=found.first_at, last_at=found.last_at)
-        for place, found in (("stream", waiting), ("exemplars", kept))
+        Place(place=store, n=matches.n, first_at=matches.first_at, last_at=matches.last_at)
+        for store, matches in (("stream", waiting), ("exemplars", kept))
     ]
-    return [*(place for place in streams if place.n), *await search.run(erase=erase)]
+    return [*(store for store in streams if store.n), *await search.run(erase=erase)]
 
 
 def _sum(first: list[Place], second: list[Place]) -> list[Place]:
     from quantdrift.storage.privacy import added
 
-    places = {place.place: place for place in first}
-    for place in second:
-        places[place.place] = added(places[place.place], place) if place.place in places else place
+    places = {store.place: store for store in first}
+    for store in second:
+        places[store.place] = added(places[store.place], store) if store.place in places else store
     return list(places.values())
 
 
@@ -373,12 +373,12 @@ def _show(found: _Found, key: str, *, as_json: bool, done: bool = False) -> None
     for path in found.files:
         click.echo(f"A report shows it, and its file stays: {plain(path)}")
     click.echo("Not searched, because the command cannot reach them:")
-    for place in _NOT_SEARCHED:
-        click.echo(f"  - {place}")
+    for unsearched in _NOT_SEARCHED:
+        click.echo(f"  - {unsearched}")
 
 
 def _table(places: list[Place]) -> str:
-    rows = ((place.place, str(place.n), _time(place.first_at), _time(place.last_at)) for place in places)
+    rows = ((store.place, str(store.n), _time(store.first_at), _time(store.last_at)) for store in places)
     return columns(("place", "rows", "oldest (UTC)", "newest (UTC)"), rows)
 
 

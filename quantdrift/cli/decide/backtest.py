@@ -167,7 +167,7 @@ def _draw(
         return False
     lanes: list[Lane] = []
     for key in sorted(metrics)[:_MOST_LANES]:
-        model, version, place = named(key, catalog)
+        model, version, slice_name = named(key, catalog)
         metric = Metric(metrics[key])
         recorded = [
             pairing.recorded for pairing in findings.pairings if pairing.key == key and pairing.recorded
@@ -176,7 +176,7 @@ def _draw(
         at, ratio = _course(config, test, key, metric, model)
         lanes.append(
             Lane(
-                title=f"{model} {version}, {place}: {metric}",
+                title=f"{model} {version}, {slice_name}: {metric}",
                 at=at,
                 ratio=ratio,
                 recorded=[_span(alert) for alert in recorded],

@@ -274,34 +274,42 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
     async def run() -> "tuple[str, tuple[LabelledSlice, ...], dict[str, Figure]]":
         async with Database(secrets.dsn, statement_timeout_s=STATEMENT_S) as database:
             async with reading(database) as reader:
-                known = {
-                    one.id: one.candidate_version
-                    for one in await reader.versions()
-                    if one.model == name and version_ in {"", one.candidate_version}
+                version_names = {
+                    entry.id: entry.candidate_version
+                    for entry in await reader.versions()
+                    if entry.model == name and version_ in {"", entry.candidate_version}
                 }
-            if version_ and not known:
+            if version_ and not version_names:
                 raise OperatorError(f"no version `{version_}` of {name} is known: see `quantdrift report`")
             async with database.begin() as connection:
-                found = await outcomes(connection, list(known), end - timedelta(days=days), end)
-                if not found:
+                all_outcomes = await outcomes(
+                    connection, list(version_names), end - timedelta(days=days), end
+                )
+                if not all_outcomes:
                     return "", (), {}
-                newest = max(outcome.model_version_id for outcome in found)
-                ids = {one.slice: one.slice_id for one in found if one.model_version_id == newest}
-                slices = worst_first([one for one in found if one.model_version_id == newest])
+                newest = max(outcome.model_version_id for outcome in all_outcomes)
+                ids = {
+                    entry.slice: entry.slice_id for entry in all_outcomes if entry.model_version_id == newest
+                }
+                slices = worst_first([entry for entry in all_outcomes if entry.model_version_id == newest])
                 costs: dict[int, Figure] = {}
                 for version in (await versions(connection, [newest])).values():
                     begin = (end - timedelta(days=days)).replace(minute=0, second=0, microsecond=0)
-                    losses = {ids[one.slice]: one.loss for one in slices}
+                    losses = {ids[entry.slice]: entry.loss for entry in slices}
                     costs = await lost_costs(
                         connection, prices_of(config, name), version, period(begin, end), losses
                     )
-        return known[newest], slices, {one: costs[number] for one, number in ids.items() if number in costs}
+        return (
+            version_names[newest],
+            slices,
+            {entry: costs[number] for entry, number in ids.items() if number in costs},
+        )
 
     version, slices, costs = asyncio.run(run())
     if as_json:
         rows = [
-            msgspec.to_builtins(one) | ({"cost": costs[one.slice]} if one.slice in costs else {})
-            for one in slices
+            msgspec.to_builtins(entry) | ({"cost": costs[entry.slice]} if entry.slice in costs else {})
+            for entry in slices
         ]
         emit({"model": name, "version": version, "slices": rows})
     elif not slices:
@@ -327,21 +335,21 @@ def _table(name: str, version: str, slices: "Sequence[LabelledSlice]", costs: "M
     )
     rows: list[tuple[str, ...]] = [
         (
-            plain(one.slice),
-            one.words,
-            points(one.loss),
-            points(one.harm),
-            points(one.help),
-            points(one.both_wrong),
-            one.counted,
+            plain(slice_.slice),
+            slice_.words,
+            points(slice_.loss),
+            points(slice_.harm),
+            points(slice_.help),
+            points(slice_.both_wrong),
+            slice_.counted,
         )
-        for one in slices
+        for slice_ in slices
     ]
     if costs:
         head = (*head, "cost")
         rows = [
-            (*row, money_of(costs[one.slice]) if one.slice in costs else "-")
-            for row, one in zip(rows, slices, strict=True)
+            (*row, money_of(costs[slice_.slice]) if slice_.slice in costs else "-")
+            for row, slice_ in zip(rows, slices, strict=True)
         ]
     return f"{plain(name)} {plain(version)}, answers in %\n{columns(head, rows)}"
 

@@ -42,11 +42,11 @@ def completed(
     """Return what completes numbers for the shell, each with a word on it; nothing where the database does not answer at once."""
 
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        found: dict[int, str] = {}
+        words: dict[int, str] = {}
         with context.scope(cleanup=False), contextlib.suppress(QuantdriftError, TimeoutError):
             path = context.params.get("config_path") or Path("config.toml")
-            found = run(path, context.params.get("data"), ask, timeout_s=COMPLETION_S)
-        items = [CompletionItem(str(number), help=plain(text)) for number, text in found.items()]
+            words = run(path, context.params.get("data"), ask, timeout_s=COMPLETION_S)
+        items = [CompletionItem(str(number), help=plain(text)) for number, text in words.items()]
         return [item for item in items if item.value.startswith(incomplete)]
 
     return complete
@@ -55,8 +55,8 @@ def completed(
 async def _current(connection: "AsyncConnection") -> dict[int, str]:
     from quantdrift.storage.monitor.alerts import list_alerts
 
-    found = await list_alerts(connection)
-    return {alert.id: f"{alert_kind(alert.severity)}: {alert.model} {alert.slice}" for alert in found}
+    open_alerts = await list_alerts(connection)
+    return {alert.id: f"{alert_kind(alert.severity)}: {alert.model} {alert.slice}" for alert in open_alerts}
 
 
 _ALERT = click.argument(
@@ -95,16 +95,21 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bo
     from quantdrift.storage.monitor.alerts import lately_replaced, list_alerts
 
     async def ask(connection: "AsyncConnection") -> "tuple[list[AlertFact], list[AlertFact]]":
-        found = await list_alerts(connection, model=model, with_resolved=with_resolved)
-        return found, [] if with_resolved else await lately_replaced(connection, model=model)
+        alert_facts = await list_alerts(connection, model=model, with_resolved=with_resolved)
+        return alert_facts, [] if with_resolved else await lately_replaced(connection, model=model)
 
     config, _ = prepare(config_path, Role.REPORT, data)
-    found, lately = run(config_path, data, ask)
-    links = [alert_page(config, alert.id) for alert in found]
+    alert_facts, lately = run(config_path, data, ask)
+    links = [alert_page(config, alert.id) for alert in alert_facts]
     if as_json:
-        emit([{**msgspec.to_builtins(alert), "page": link} for alert, link in zip(found, links, strict=True)])
+        emit(
+            [
+                {**msgspec.to_builtins(alert), "page": link}
+                for alert, link in zip(alert_facts, links, strict=True)
+            ]
+        )
         return
-    if not found:
+    if not alert_facts:
         click.echo(
             f"No {'' if with_resolved else 'open '}alerts{f' of the model {plain(model)}' if model else ''}."
         )
@@ -121,11 +126,11 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bo
             "same cause",
         )
         if config.web.url:
-            rows = [(*_row(alert), link) for alert, link in zip(found, links, strict=True)]
+            rows = [(*_row(alert), link) for alert, link in zip(alert_facts, links, strict=True)]
             click.echo(columns((*head, "live page"), rows))
         else:
-            click.echo(columns(head, [_row(alert) for alert in found]))
-    for line in replaced_lines(found if with_resolved else lately):
+            click.echo(columns(head, [_row(alert) for alert in alert_facts]))
+    for line in replaced_lines(alert_facts if with_resolved else lately):
         click.echo(line)
 
 
@@ -194,7 +199,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
             f"People: at least {shown(figures.people)} got a changed answer in this slice in its last day; only sampled requests are"
             " counted."
         )
-    lines += [f"{plain(one.text)} ({_utc(one.at)} UTC, {plain(one.by)})" for one in findings]
+    lines += [f"{plain(finding.text)} ({_utc(finding.at)} UTC, {plain(finding.by)})" for finding in findings]
     lines += [_said(action) for action in actions if not action.is_finding]
     if alert.incident is not None:
         lines.append(
@@ -225,10 +230,10 @@ def _next(
     """Return what can be typed next about an open alert: only what works for it."""
     from quantdrift.monitor.explain.ways import commands_of
 
-    found = commands_of(config, alert, where, [one.kind for one in findings], options)
-    lines = [f"{one.gives}: {one.text}" for one in found.commands]
-    if found.why_not:
-        lines.append(f"`quantdrift diagnose` and `repair` cannot help here: {found.why_not}.")
+    next_commands = commands_of(config, alert, where, [entry.kind for entry in findings], options)
+    lines = [f"{entry.gives}: {entry.text}" for entry in next_commands.commands]
+    if next_commands.why_not:
+        lines.append(f"`quantdrift diagnose` and `repair` cannot help here: {next_commands.why_not}.")
     if alert.acknowledged is None:
         lines.append(f'Acknowledge: quantdrift alerts ack {alert.id} --reason "..."{options}')
     lines.append(
@@ -323,7 +328,7 @@ def _act(
         config_path,
         data,
         lambda connection: act(connection, alert_id, Act(what), reason),
-        lambda made: f"Alert {alert_id} {_DONE[what]}; by {plain(made.by)}.",
+        lambda record: f"Alert {alert_id} {_DONE[what]}; by {plain(record.by)}.",
         as_json={"alert": alert_id} if as_json else None,
     )
 
@@ -336,11 +341,11 @@ def decide(
     as_json: Mapping[str, Any] | None,
 ) -> None:
     """Do what a person has decided, and say so; `as_json` is what the record is printed with, None: print the sentence."""
-    made = run(config_path, data, ask)
+    record = run(config_path, data, ask)
     if as_json is None:
-        click.echo(said(made))
+        click.echo(said(record))
     else:
-        emit({**as_json, **msgspec.to_builtins(made)})
+        emit({**as_json, **msgspec.to_builtins(record)})
 
 
 NO_NOTE = click.option(
@@ -371,7 +376,7 @@ def run(
 
 
 def _row(alert: "AlertFact") -> tuple[str, ...]:
-    made = alert.acknowledged
+    acknowledgement = alert.acknowledged
     return (
         str(alert.id),
         alert_kind(alert.severity),
@@ -380,7 +385,9 @@ def _row(alert: "AlertFact") -> tuple[str, ...]:
         plain(alert.slice),
         _utc(alert.onset_at),
         _ended(alert),
-        plain(f"{made.by}: {made.reason}", _MOST_CHARACTERS) if made else "-",
+        plain(f"{acknowledgement.by}: {acknowledgement.reason}", _MOST_CHARACTERS)
+        if acknowledgement
+        else "-",
         _same_cause(alert),
     )
 
@@ -408,11 +415,11 @@ def replaced_lines(found: "Sequence[AlertFact]") -> list[str]:
     lines: dict[str, list[int]] = {}
     for alert in found:
         if alert.ended == "replaced" and alert.closed is None:
-            known = serves_no_more(plain(alert.version), alert.last_seen_at, [*map(plain, alert.serving)])
-            lines.setdefault(f"{plain(alert.model)} {known}", []).append(alert.id)
+            sentence = serves_no_more(plain(alert.version), alert.last_seen_at, [*map(plain, alert.serving)])
+            lines.setdefault(f"{plain(alert.model)} {sentence}", []).append(alert.id)
     return [
-        f"{known} Over for that reason: alert {', '.join(map(str, sorted(numbers)))}."
-        for known, numbers in lines.items()
+        f"{sentence} Over for that reason: alert {', '.join(map(str, sorted(numbers)))}."
+        for sentence, numbers in lines.items()
     ]
 
 
@@ -423,9 +430,9 @@ def _state(alert: "AlertFact") -> str:
     if alert.resolved_at:
         why = f" ({ENDS.get(alert.ended, alert.ended)})" if alert.ended else ""
         return f"{kind}, ended at {_utc(alert.resolved_at)} UTC{why}"
-    made = alert.acknowledged
-    if made:
-        return f"{kind}, open since {_utc(alert.opened_at)} UTC, acknowledged by {plain(made.by)}"
+    acknowledgement = alert.acknowledged
+    if acknowledgement:
+        return f"{kind}, open since {_utc(alert.opened_at)} UTC, acknowledged by {plain(acknowledgement.by)}"
     again = " any more: it has escalated" if alert.escalations else ""
     return f"{kind}, open since {_utc(alert.opened_at)} UTC, not acknowledged{again}"
 

@@ -217,7 +217,10 @@ def _signs(config: Config, facts: Facts) -> dict[str, str]:
     if flow is not None and flow.tallied_at is not None and not _is_stale(facts, config):
         signs["sidecar"] = "counts of a sidecar come"
     waiting = (facts.waiting or {}).values()
-    if any(one.is_read or (one.read_at is not None and facts.now - one.read_at <= LATE) for one in waiting):
+    if any(
+        backlog.is_read or (backlog.read_at is not None and facts.now - backlog.read_at <= LATE)
+        for backlog in waiting
+    ):
         signs["shadow"] = "a shadow worker reads from NATS"
     if flow is not None and flow.is_led:
         signs["monitor"] = "a monitor leads"
@@ -243,7 +246,9 @@ def _unseen(config: Config, facts: Facts) -> Iterator[str]:
 
 def _late(facts: Facts) -> Iterator[str]:
     """Yield what waits in the stream for too long, although it is read."""
-    waiting = {model: one.n_messages for model, one in (facts.waiting or {}).items() if one.n_messages}
+    waiting = {
+        model: of_model.n_messages for model, of_model in (facts.waiting or {}).items() if of_model.n_messages
+    }
     oldest = timedelta(seconds=facts.oldest_s)
     if not waiting or oldest <= LATE or any(_unread(facts, model) is not None for model in waiting):
         return
@@ -254,7 +259,10 @@ def _late(facts: Facts) -> Iterator[str]:
         yield text
         return
     rates = [facts.flow.models[model].rates for model in waiting if model in facts.flow.models]
-    coming, leaving = math.fsum(one.coming for one in rates), math.fsum(one.leaving for one in rates)
+    coming, leaving = (
+        math.fsum(of_model.coming for of_model in rates),
+        math.fsum(of_model.leaving for of_model in rates),
+    )
     if not leaving:
         yield f"{text}, and none was compared in the last {ago(LATE)}: see the log of the shadow"
         return
@@ -394,7 +402,7 @@ def _unknown(config: Config, flow: "Flow", span: str) -> Iterator[str]:
             hint = f" (did you mean `{meant[0]}`?)" if meant else ""
             yield (
                 f"saw model `{name}` {count_of(model.unknown.recent, 'time')} in the last {span}, which is not"
-                f" configured{hint}; configured: {', '.join(f'`{one}`' for one in configured) or 'none'}. Correct"
+                f" configured{hint}; configured: {', '.join(f'`{model_name}`' for model_name in configured) or 'none'}. Correct"
                 " models.name, or add a [[models]]"
             )
 
@@ -403,29 +411,29 @@ def _models(config: Config, facts: Facts) -> Iterator[str]:
     flow = facts.flow
     if not config.models:
         yield "no model is configured: add a [[models]]"
-    for one in config.models:
-        if (order := facts.pause.models.get(one.name)) is not None:
-            yield f"sampling of model `{one.name}` is paused {order.in_words()}: `quantdrift resume` ends it"
-        yield from _reading(facts, one.name)
-        if not one.references:
-            yield f"model `{one.name}` has no reference, so nothing is compared: add a [[models.references]]"
+    for configured in config.models:
+        if (order := facts.pause.models.get(configured.name)) is not None:
+            yield f"sampling of model `{configured.name}` is paused {order.in_words()}: `quantdrift resume` ends it"
+        yield from _reading(facts, configured.name)
+        if not configured.references:
+            yield f"model `{configured.name}` has no reference, so nothing is compared: add a [[models.references]]"
         if flow is None:
             continue
-        model = flow.models.get(one.name)
+        model = flow.models.get(configured.name)
         if model is None or not model.captured.recent:
-            is_paused = facts.pause.everything is not None or one.name in facts.pause.models
+            is_paused = facts.pause.everything is not None or configured.name in facts.pause.models
             is_misspelt = any(other.unknown.recent for other in flow.models.values())
             if flow.captured.recent and not is_paused and not is_misspelt:
                 yield (
-                    f"no sampled request named model `{one.name}` in the last {facts.span}"
+                    f"no sampled request named model `{configured.name}` in the last {facts.span}"
                     f" ({count_of(flow.captured.recent, 'request')} sampled in all)"
                 )
             if model is None:
                 continue
-        yield from _lost(model, model.captured.recent - model.thinned.recent, f"of model `{one.name}`")
+        yield from _lost(model, model.captured.recent - model.thinned.recent, f"of model `{configured.name}`")
         yield from _lossy(model, facts)
         yield from _misnamed(model, facts)
-        yield from _compared(model, one.task)
+        yield from _compared(model, configured.task)
         yield from _folded(model, facts)
 
 

@@ -24,11 +24,11 @@ _COMPLETION_S = 3.0
 
 def _names(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the versions, or models, whose names begin so; none where the database cannot be asked."""
-    given = context.params
+    parameters = context.params
     try:
         with context.scope(cleanup=False):
             _, secrets = prepare(
-                given.get("config_path") or Path("config.toml"), Role.REPORT, given.get("data")
+                parameters.get("config_path") or Path("config.toml"), Role.REPORT, parameters.get("data")
             )
         versions = asyncio.run(asyncio.wait_for(_versions(secrets.dsn), _COMPLETION_S))
     except (QuantdriftError, TimeoutError):
@@ -36,7 +36,7 @@ def _names(context: click.Context, parameter: click.Parameter, begun: str) -> li
     if parameter.name in {"model", "with_model"}:
         names = [version.model for version in versions]
     else:
-        wanted = given.get("model")
+        wanted = parameters.get("model")
         names = [version.candidate_version for version in versions if wanted in {None, "", version.model}]
     return [CompletionItem(name) for name in dict.fromkeys(names) if name.startswith(begun)]
 

@@ -90,8 +90,8 @@ def export(
     if as_json:
         emit({"directory": str(out), "rows": rows, "days": done})
         return
-    known = f", {len(done) - written} of them from an earlier export" if written < len(done) else ""
-    click.echo(f"{rows:,} rows of {len(done)} days in {out}{known}")
+    earlier = f", {len(done) - written} of them from an earlier export" if written < len(done) else ""
+    click.echo(f"{rows:,} rows of {len(done)} days in {out}{earlier}")
     if not rows:
         click.echo(
             "Nothing was compared in this time; check the names of --model and --slice with `quantdrift slices list`."

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 async def _current(connection: "AsyncConnection") -> dict[int, str]:
     from quantdrift.storage.incidents import list_incidents
 
-    found = await list_incidents(connection)
-    return {one.id: f"{one.state}: {one.model} {', '.join(one.slices)}" for one in found}
+    current_incidents = await list_incidents(connection)
+    return {
+        incident.id: f"{incident.state}: {incident.model} {', '.join(incident.slices)}"
+        for incident in current_incidents
+    }
 
 
 _INCIDENT = click.argument(
@@ -63,15 +66,20 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_ended: bool,
         return await with_costs(connection, listed, config)
 
     config, _ = prepare(config_path, Role.REPORT, data)
-    found = run(config_path, data, ask)
-    links = [incident_page(config, one.id) for one in found]
+    incident_list = run(config_path, data, ask)
+    links = [incident_page(config, incident.id) for incident in incident_list]
     if as_json:
-        emit([{**msgspec.to_builtins(one), "page": link} for one, link in zip(found, links, strict=True)])
+        emit(
+            [
+                {**msgspec.to_builtins(incident), "page": link}
+                for incident, link in zip(incident_list, links, strict=True)
+            ]
+        )
         return
-    if not found:
+    if not incident_list:
         click.echo(f"No {'' if with_ended else 'current '}incidents{f' of {plain(model)}' if model else ''}.")
         return
-    click.echo(str(incident_table(found, links if config.web.url else ())))
+    click.echo(str(incident_table(incident_list, links if config.web.url else ())))
 
 
 @incidents.command("show")

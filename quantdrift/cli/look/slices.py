@@ -215,8 +215,8 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
         max_share = config.monitor.max_loss_ratio
         slices = await list_slices(connection, model=model, as_of=as_of, max_share=max_share)
         if model and not slices and config.model(model) is None:
-            known = {slice_.model for slice_ in await list_slices(connection, model="", as_of=as_of)}
-            names = sorted(known | {configured.name for configured in config.models})
+            known_models = {slice_.model for slice_ in await list_slices(connection, model="", as_of=as_of)}
+            names = sorted(known_models | {configured.name for configured in config.models})
             raise OperatorError(
                 f"neither the database nor the configuration has a model `{model}`: {nearest(model, names)}"
             )
@@ -248,11 +248,13 @@ async def _more(
             noise = self_noises(of_version, None if listed.predicate == EVERYTHING else of_slice)
         alert = None if listed.id is None else await alert_of(connection, listed.id)
         ended = [
-            one for one in await lately_replaced(connection, model=listed.model) if one.slice_id == listed.id
+            ended_alert
+            for ended_alert in await lately_replaced(connection, model=listed.model)
+            if ended_alert.slice_id == listed.id
         ]
         text = "\n".join(
             [
-                *(f"Alert {one.id}: {line}" for one in ended for line in one.over()),
+                *(f"Alert {ended_alert.id}: {line}" for ended_alert in ended for line in ended_alert.over()),
                 *([alert.words.plain()] if alert else []),
             ]
         )
@@ -261,10 +263,10 @@ async def _more(
         if rows and listed.id is not None:
             ids, unit = [rows[0].model_version_id], config.measure(listed.model).unit
             for version in (await versions(connection, ids)).values():
-                found = await last_day(
+                figures_by_slice = await last_day(
                     connection, version, SystemClock().now(), slice_ids=[listed.id], unit=unit
                 )
-                figures = found.get(listed.id)
+                figures = figures_by_slice.get(listed.id)
         return signal_views(rows), history, noise, text, link, figures
 
 

@@ -117,14 +117,14 @@ def status(
         config, refusal = load_or_kept(config_path, None if data is None else data / KEPT)
         set_up_logs(config)
         facts = asyncio.run(_gathered(config, refusal, data, span, since))
-        found = blockers(config, facts)
+        blocking = blockers(config, facts)
         if as_json:
-            emit(_as_json(config, facts, found))
+            emit(_as_json(config, facts, blocking))
         else:
-            text = shown(config, facts, found)
+            text = shown(config, facts, blocking)
             click.echo(f"\x1b[H\x1b[2J{text}" if watch and sys.stdout.isatty() else text)
         if not watch:
-            context.exit(1 if found else 0)
+            context.exit(1 if blocking else 0)
         time.sleep(_WATCH_S)
 
 
@@ -157,11 +157,15 @@ async def _gathered(config: Config, refusal: str, data: Path | None, span: str, 
 
 def missing_files(config: Config) -> dict[str, tuple[str, ...]]:
     """Return the files of references that do not exist on this machine, by model."""
-    found = {
-        model.name: tuple(one.path for one in model.references if one.path and not Path(one.path).exists())
+    paths_by_model = {
+        model.name: tuple(
+            reference.path
+            for reference in model.references
+            if reference.path and not Path(reference.path).exists()
+        )
         for model in config.models
     }
-    return {model: paths for model, paths in found.items() if paths}
+    return {model: paths for model, paths in paths_by_model.items() if paths}
 
 
 async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow | str":
@@ -241,8 +245,8 @@ async def _ports(config: Config, processes: dict[str, PartState]) -> dict[str, P
         role: (processes[role].address if role in processes else "") or at for role, at in configured.items()
     }
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PORT_S)) as client:
-        found = await asyncio.gather(*(_port(client, role, at) for role, at in addresses.items()))
-    return dict(zip(addresses, found, strict=True))
+        ports = await asyncio.gather(*(_port(client, role, at) for role, at in addresses.items()))
+    return dict(zip(addresses, ports, strict=True))
 
 
 async def _port(client: "aiohttp.ClientSession", role: str, address: str) -> Port:
@@ -326,7 +330,7 @@ def _account(facts: Facts, model: str | None = None) -> "Account | None":
 
     every = facts.flow.accounts
     wanted = every.values() if model is None else [every.get(model, {})]
-    return sum((one for strata in wanted for one in strata.values()), Account())
+    return sum((account for strata in wanted for account in strata.values()), Account())
 
 
 def _not_accounted_for(facts: Facts, model: str | None = None) -> int | None:
@@ -337,7 +341,7 @@ def _not_accounted_for(facts: Facts, model: str | None = None) -> int | None:
     n_waiting = None
     if facts.waiting is not None:
         wanted = facts.waiting.values() if model is None else [facts.waiting.get(model)]
-        n_waiting = sum(one.n_messages for one in wanted if one is not None)
+        n_waiting = sum(backlog.n_messages for backlog in wanted if backlog is not None)
     return account.missing(n_waiting)
 
 
@@ -371,11 +375,11 @@ def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
 
 def _head_lines(found: tuple[str, ...], noted: tuple[str, ...]) -> Iterator[str]:
     if found:
-        yield from ("Blocked:", *(f"  - {one}" for one in found))
+        yield from ("Blocked:", *(f"  - {line}" for line in found))
     if noted:
         yield from (
             *(("", "Also:") if found else ("Nothing blocks, but:",)),
-            *(f"  - {one}" for one in noted),
+            *(f"  - {line}" for line in noted),
         )
     if not found and not noted:
         yield "Everything flows."
@@ -387,7 +391,7 @@ def _part_lines(facts: Facts) -> Iterator[str]:
         folded = "never" if flow.folded_at is None else f"{ago(facts.now - flow.folded_at)} ago"
         yield f"Postgres answers; the monitor last folded: {folded}"
     if facts.waiting is not None:
-        n = sum(one.n_messages for one in facts.waiting.values())
+        n = sum(backlog.n_messages for backlog in facts.waiting.values())
         oldest = f", the oldest for {ago(timedelta(seconds=facts.oldest_s))}" if n else ""
         yield f"NATS answers; {count_of(n, 'exchange')} in the stream{oldest}"
     tell: dict[str, Callable[[dict[str, float]], str]] = {

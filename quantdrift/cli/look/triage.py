@@ -79,8 +79,8 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
                 "slices": [_as_json(slice_) for slice_ in entries],
                 "firing": [_as_json(slice_) for slice_ in firing],
                 "replaced": [
-                    {"alert": one.id, "model": one.model, "version": one.version, "slice": one.slice}
-                    for one in replaced
+                    {"alert": alert.id, "model": alert.model, "version": alert.version, "slice": alert.slice}
+                    for alert in replaced
                 ],
             }
         )
@@ -140,6 +140,6 @@ def _as_json(entry: "TriagedSlice") -> dict[str, Any]:
     """Return a slice for programs: the text of its alert in place of its event."""
     import msgspec
 
-    found = msgspec.structs.asdict(entry)
-    found["alert"] = _what(entry) if entry.alert is not None else None
-    return found
+    fields = msgspec.structs.asdict(entry)
+    fields["alert"] = _what(entry) if entry.alert is not None else None
+    return fields

@@ -84,7 +84,7 @@ def list_(config_path: Path, data: Path | None, model: str, slice_name: str, *, 
                     "days": EXEMPLAR_AGE_S / _DAY_S,
                     "bytes": config.stream.exemplar_bytes,
                 },
-                "models": [one.name for one in config.models if one.exemplars],
+                "models": [entry.name for entry in config.models if entry.exemplars],
             }
         )
         return
@@ -97,19 +97,19 @@ def list_(config_path: Path, data: Path | None, model: str, slice_name: str, *, 
             head,
             (
                 (
-                    plain(one.model),
-                    plain(one.slice),
-                    one.kind.value,
-                    str(one.count),
-                    _time(one.oldest),
-                    _time(one.newest),
-                    f"{one.bytes / 1000:,.0f}",
+                    plain(entry.model),
+                    plain(entry.slice),
+                    entry.kind.value,
+                    str(entry.count),
+                    _time(entry.oldest),
+                    _time(entry.newest),
+                    f"{entry.bytes / 1000:,.0f}",
                 )
-                for one in groups
+                for entry in groups
             ),
         )
     )
-    n_bytes, limit = sum(one.bytes for one in groups), config.stream.exemplar_bytes
+    n_bytes, limit = sum(entry.bytes for entry in groups), config.stream.exemplar_bytes
     if n_bytes >= _FULL * limit:
         click.echo(
             f"The stream is full, with {n_bytes / 1e6:,.1f} of {limit / 1e6:,.1f} MB: the oldest exemplars go, of whatever slice they are, before"
@@ -138,10 +138,10 @@ def show(
     """
     config = at_data(load(config_path), data, NatsRole.SHADOW)
     problems: list[str] = []
-    found = asyncio.run(_read(config, model, slice_name, kind, problems))
+    exemplars_read = asyncio.run(_read(config, model, slice_name, kind, problems))
     if as_json:
-        emit({"exemplars": [_shown(one) for one in found], "unreadable": len(problems)})
-    elif found:
+        emit({"exemplars": [_shown(exemplar) for exemplar in exemplars_read], "unreadable": len(problems)})
+    elif exemplars_read:
         head = (
             "exchange",
             "kind",
@@ -153,7 +153,7 @@ def show(
             "probability",
             "inputs",
         )
-        click.echo(columns(head, (_row(one) for one in found)))
+        click.echo(columns(head, (_row(exemplar) for exemplar in exemplars_read)))
     elif not problems:
         click.echo(_nothing(config, model, slice_name))
     if problems:
@@ -188,8 +188,8 @@ def erase(
       quantdrift exemplars erase --model digits --reason "ticket 4711"
     """
     config = at_data(load(config_path), data, NatsRole.ADMIN)
-    found = asyncio.run(_kept(config, NatsRole.ADMIN, model, slice_name, None))
-    if not found:
+    kept = asyncio.run(_kept(config, NatsRole.ADMIN, model, slice_name, None))
+    if not kept:
         if as_json:
             emit({"erased": 0})
         else:
@@ -197,12 +197,12 @@ def erase(
         return
     if not yes:
         click.confirm(
-            f"Erase {len(found)} exemplars of {len({(one.model, one.slice) for one in found})} slices? This cannot be undone.",
+            f"Erase {len(kept)} exemplars of {len({(exemplar.model, exemplar.slice) for exemplar in kept})} slices? This cannot be undone.",
             abort=True,
             err=as_json,
         )
     with Steps(quiet=as_json) as step:
-        n = asyncio.run(_erased(config, audit_dsn(config, data), found, (model, slice_name, reason), step))
+        n = asyncio.run(_erased(config, audit_dsn(config, data), kept, (model, slice_name, reason), step))
     if as_json:
         emit({"erased": n})
     else:
@@ -226,8 +226,8 @@ async def _kept(
     from quantdrift.core.stream.exemplars import kept_exemplars
 
     async with _connected(config, role) as queue:
-        found = kept_exemplars(queue, model=model, slice_name=slice_name, kind=kind or "")
-        return [one async for one in found]
+        kept = kept_exemplars(queue, model=model, slice_name=slice_name, kind=kind or "")
+        return [exemplar async for exemplar in kept]
 
 
 async def _read(
@@ -237,7 +237,7 @@ async def _read(
     from quantdrift.release.diagnose.exemplars import opener
 
     async with _connected(config, NatsRole.SHADOW) as queue:
-        found = of_slice(
+        exemplars_read = of_slice(
             queue,
             model,
             slice_name,
@@ -245,7 +245,7 @@ async def _read(
             kind=None if kind is None else ExemplarKind(kind),
             unreadable=problems.append,
         )
-        return [one async for one in found]
+        return [exemplar async for exemplar in exemplars_read]
 
 
 async def _erased(
@@ -284,27 +284,27 @@ async def _erased(
 
 def _grouped(found: "list[Kept]") -> list[Group]:
     by_key: dict[tuple[str, str, str], list[Kept]] = {}
-    for one in found:
-        by_key.setdefault((one.model, one.slice, one.kind.value), []).append(one)
+    for exemplar in found:
+        by_key.setdefault((exemplar.model, exemplar.slice, exemplar.kind.value), []).append(exemplar)
     return [
         Group(
             model=model,
             slice=name,
             kind=ExemplarKind(kind),
             count=len(of_key),
-            oldest=min(one.stored_at for one in of_key),
-            newest=max(one.stored_at for one in of_key),
-            bytes=sum(one.n_bytes for one in of_key),
+            oldest=min(exemplar.stored_at for exemplar in of_key),
+            newest=max(exemplar.stored_at for exemplar in of_key),
+            bytes=sum(exemplar.n_bytes for exemplar in of_key),
         )
         for (model, name, kind), of_key in sorted(by_key.items())
     ]
 
 
 def _nothing(config: Config, model: str, slice_name: str) -> str:
-    chosen: list[Model] = [one for one in config.models if model in ("", one.name)]
+    chosen: list[Model] = [configured for configured in config.models if model in ("", configured.name)]
     if model and not chosen:
         return f"There are no exemplars of `{plain(model)}`, and the configuration has no such model."
-    if not any(one.exemplars for one in chosen):
+    if not any(configured.exemplars for configured in chosen):
         return "There are no exemplars: `models.exemplars` is false. See docs/how-to/exemplars.md before you set it."
     of = f" of the slice {plain(slice_name)}" if slice_name else ""
     return (

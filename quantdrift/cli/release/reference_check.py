@@ -101,10 +101,12 @@ def check_references(config: Config, *, everything: bool) -> CheckedReferences:
             elif why_not:
                 notes.append(why_not)
     opened = list(_opened(config, chosen, everything=everything))
-    problems = [problem for one in opened for problem in one.problems]
+    problems = [problem for opened_reference in opened for problem in opened_reference.problems]
     problems += _slice_inputs(config, opened)
     return CheckedReferences(
-        artefacts={path: text for one in opened for path, text in one.artefacts.items()},
+        artefacts={
+            path: text for opened_reference in opened for path, text in opened_reference.artefacts.items()
+        },
         problems=list(dict.fromkeys(problems)),
         notes=notes,
     )
@@ -314,17 +316,25 @@ def _slice_inputs(config: Config, opened: Sequence[_Opened]) -> Iterator[str]:
         if not rule.feature:
             continue
         numbers = [number for number, model in enumerate(config.models) if rule.model in ("", model.name)]
-        found = [one for one in opened if one.number in numbers and one.inputs is not None]
+        with_inputs = [
+            opened_reference
+            for opened_reference in opened
+            if opened_reference.number in numbers and opened_reference.inputs is not None
+        ]
         n_references = sum(len(config.models[number].references) for number in numbers)
-        if not found or len(found) < n_references:
+        if not with_inputs or len(with_inputs) < n_references:
             continue  # one that was not opened may have the input
-        known = {name: is_text for one in found for name, is_text in (one.inputs or {}).items()}
+        inputs = {
+            name: is_text
+            for opened_reference in with_inputs
+            for name, is_text in (opened_reference.inputs or {}).items()
+        }
         of = f"of model `{rule.model}`" if rule.model else "of the models"
-        if rule.input and rule.input not in known:
-            yield f"slices `{rule.name}`: the input `{rule.input}` is not one {of}: {nearest(rule.input, list(known))}"
+        if rule.input and rule.input not in inputs:
+            yield f"slices `{rule.name}`: the input `{rule.input}` is not one {of}: {nearest(rule.input, list(inputs))}"
             continue
-        read = [rule.input] if rule.input else list(known)
-        if rule.feature in _OF_NUMBERS and all(known[name] for name in read):
+        read = [rule.input] if rule.input else list(inputs)
+        if rule.feature in _OF_NUMBERS and all(inputs[name] for name in read):
             names = ", ".join(f"`{name}`" for name in read)
             yield (
                 f"slices `{rule.name}`: {names} {of} is text, and the feature `{rule.feature}` is of numbers, so that the slice"

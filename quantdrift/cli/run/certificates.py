@@ -34,13 +34,13 @@ def server_certificate(directory: Path) -> ServerCertificate:
     files = ServerCertificate.in_directory(directory)
     if not _is_valid(files):
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=directory.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=directory.parent))
         try:
-            _make(ServerCertificate.in_directory(made))
+            _make(ServerCertificate.in_directory(temporary))
             shutil.rmtree(directory, ignore_errors=True)
-            made.rename(directory)
+            temporary.rename(directory)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return files
 
 
@@ -54,7 +54,8 @@ def _is_valid(files: ServerCertificate) -> bool:
             x509.load_pem_x509_certificate(path.read_bytes()) for path in (files.authority, files.certificate)
         ]
         return files.key.stat().st_size > 0 and all(
-            one.not_valid_after_utc > datetime.now(UTC) + _RENEWED_BEFORE for one in certificates
+            certificate.not_valid_after_utc > datetime.now(UTC) + _RENEWED_BEFORE
+            for certificate in certificates
         )
     except (OSError, ValueError):
         return False

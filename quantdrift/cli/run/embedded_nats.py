@@ -55,13 +55,13 @@ def nats_variables(directory: Path, url: str, role: NatsRole | None = None) -> d
     role
         Whose key it gets; None: no key.
     """
-    found = {
+    variables = {
         "QUANTDRIFT__STREAM__URL": url,
         "QUANTDRIFT__STREAM__CA_FILE": str(authority(directory).absolute()),
     }
     if role is not None:
-        found["QUANTDRIFT__STREAM__CREDENTIALS_FILE"] = str(key(directory, role).absolute())
-    return found
+        variables["QUANTDRIFT__STREAM__CREDENTIALS_FILE"] = str(key(directory, role).absolute())
+    return variables
 
 
 class ExemplarRoom:
@@ -92,10 +92,10 @@ class ExemplarRoom:
         return ""
 
     def _refuse(self, port: int, free_bytes: int) -> str:
-        found = self._at_server(port, lambda queue: queue.refuse_exemplars())
-        if found is None:
+        deleted = self._at_server(port, lambda queue: queue.refuse_exemplars())
+        if deleted is None:
             return ""
-        n, limit = found
+        n, limit = deleted
         with contextlib.suppress(OSError):
             self._mark.write_text(str(limit), "ascii")
         return (

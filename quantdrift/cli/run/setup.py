@@ -197,10 +197,10 @@ def _make_users(dsn: str, directory: Path, files: Mapping[str, Path], rotate: tu
     from quantdrift.storage.address import with_user
     from quantdrift.storage.schema.roles import apply, login_of, logins
 
-    known = asyncio.run(logins(dsn))
+    existing_roles = asyncio.run(logins(dsn))
     passwords = {}
     for role, path in files.items():
-        if path.stem in rotate or role not in known:
+        if path.stem in rotate or role not in existing_roles:
             passwords[role] = random_secrets.token_hex(24)
         elif path.exists():
             passwords[role] = ""

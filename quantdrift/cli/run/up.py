@@ -578,10 +578,10 @@ class _Supervisor:
         if config == self._config:
             return
         changed = changed_options(config_state(self._config), config_state(config))
-        if held := [name for name in changed if name in _AT_START or self._needs_encryption(name)]:
+        if at_start := [name for name in changed if name in _AT_START or self._needs_encryption(name)]:
             _LOG.warning(
                 "the changed configuration reaches no part but the sidecar before `quantdrift up` is restarted, because of %s",
-                ", ".join(held),
+                ", ".join(at_start),
             )
             return
         self._config = config
