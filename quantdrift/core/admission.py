@@ -160,11 +160,11 @@ def decide(shares: Shares, places: Sequence[Place], most: int, now: datetime, *,
     lapsed: dict[str, str] = {}
     admitted: dict[str, str] = {}
     kept = {}
-    for place in places:
-        if place.protected or now - place.seen_at <= IDLE_AFTER:
-            kept[place.value] = place
+    for holder in places:
+        if holder.protected or now - holder.seen_at <= IDLE_AFTER:
+            kept[holder.value] = holder
         else:
-            lapsed[place.value] = f"not seen for {IDLE_AFTER.days} days"
+            lapsed[holder.value] = f"not seen for {IDLE_AFTER.days} days"
     weakest = _weakest(shares, kept.values())
     smallest = next(weakest, None)
     n_taken = len(kept)
@@ -192,5 +192,5 @@ def decide(shares: Shares, places: Sequence[Place], most: int, now: datetime, *,
 
 def _weakest(shares: Shares, places: Iterable[Place]) -> Iterator[str]:
     """Yield the values that may lose their place, the smallest weight first."""
-    free = [place.value for place in places if not place.protected]
+    free = [holder.value for holder in places if not holder.protected]
     yield from sorted(free, key=lambda value: (shares.at_most(value), value))

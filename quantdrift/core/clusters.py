@@ -204,8 +204,8 @@ class Clustering(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return the keys of the attributes whose value the fit did not have, without absent attributes."""
         return [
             key
-            for key, known in self.vocabulary.items()
-            if (value := attributes.get(key)) is not None and value not in known
+            for key, values in self.vocabulary.items()
+            if (value := attributes.get(key)) is not None and value not in values
         ]
 
 

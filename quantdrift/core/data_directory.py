@@ -64,12 +64,12 @@ def embedded_address(data: Path, name: str) -> str:
         address = (data / name).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise OperatorError(f"{data} has no file `{name}`: start `quantdrift up --data {data}`") from error
-    found = urlsplit(address)
+    url = urlsplit(address)
     try:
-        socket.create_connection((found.hostname, found.port), timeout=_ANSWER_S).close()
+        socket.create_connection((url.hostname, url.port), timeout=_ANSWER_S).close()
     except OSError as error:
         raise OperatorError(
-            f"no server answers at {found.hostname}:{found.port}, the address in {data / name}: start"
+            f"no server answers at {url.hostname}:{url.port}, the address in {data / name}: start"
             f" `quantdrift up --data {data}`, or wait until it is up"
         ) from error
     return address

@@ -60,28 +60,28 @@ def next_commands(
     options
         Options that every command needs, such as `--data`.
     """
-    found = config.model(model)
-    if found is None:
+    configured = config.model(model)
+    if configured is None:
         return NextCommands(why_not=f"the configuration has no model `{plain(model)}`")
-    number, reference = reference_of(found, version)
+    number, reference = reference_of(configured, version)
     if reference is None:
         return NextCommands(
             why_not=f"the configuration has no reference of `{plain(model)}` {plain(version)}"
         )
-    chosen = f" --reference={number}" if len(found.references) > 1 else ""
+    chosen = f" --reference={number}" if len(configured.references) > 1 else ""
     more = f"{chosen}{options}"
     problem = (
         slice_problem(config, where, slice_name)
-        or task_problem(found)
-        or reference_problem(found, reference, build)
+        or task_problem(configured)
+        or reference_problem(configured, reference, build)
     )
     commands = []
     if not problem and "cause" not in known:
         commands.append(_diagnose(reference, alert_id, more))
-    if not problem and not repair_problem(found, reference) and "repair" not in known:
+    if not problem and not repair_problem(configured, reference) and "repair" not in known:
         text = f"quantdrift repair {alert_id} --candidate FILE --inputs FOLDER --out REPAIRED{more}"
         commands.append(Command(gives="Build repairs", text=text))
-    if not gate_problem(found) and "gate" not in known:
+    if not gate_problem(configured) and "gate" not in known:
         text = f"quantdrift gate FILE --inputs FOLDER --model={plain(model)} --note={alert_id}{more}"
         commands.append(Command(gives="Is another file better", text=text))
     return NextCommands(commands=tuple(commands), why_not=problem.partition(". ")[0])
@@ -116,9 +116,9 @@ def is_told(config: Config, where: Sequence[Predicate]) -> bool:
     """Return whether attributes and features tell a slice: neither learned, nor `(other)`, which depends on what has a place."""
     features = {feature_key(rule) for rule in config.slices if rule.feature}
     return all(
-        (one.key.startswith(_CAPTURED) or one.key in features)
-        and (one.equals, one.low, one.high) != (None, None, None)
-        for one in where
+        (condition.key.startswith(_CAPTURED) or condition.key in features)
+        and (condition.equals, condition.low, condition.high) != (None, None, None)
+        for condition in where
     )
 
 
@@ -179,5 +179,5 @@ def build_of(model: Model, version: str, *, trees: bool = False) -> Build:
     _, reference = reference_of(model, version)
     if model.task is Task.GENERATION:
         return Build.LANGUAGE
-    known = reference is not None and reference.runtime in {Runtime.ONNX, Runtime.TORCH}
-    return Build.NETWORK if known else Build.OTHER
+    is_network = reference is not None and reference.runtime in {Runtime.ONNX, Runtime.TORCH}
+    return Build.NETWORK if is_network else Build.OTHER

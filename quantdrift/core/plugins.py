@@ -77,18 +77,18 @@ def use(packages: Iterable[str]) -> Callable[[], None]:
     OperatorError
         A package is not installed, adds nothing, or adds a name that is taken. Nothing has changed then.
     """
-    found: dict[tuple[str, str], EntryPoint] = {}
+    entry_points: dict[tuple[str, str], EntryPoint] = {}
     for package in packages:
         for entry_point in _entry_points(package):
             key = (entry_point.group, entry_point.name)
-            if key in found or _is_taken(*key):
+            if key in entry_points or _is_taken(*key):
                 raise OperatorError(
                     f"plugins: `{package}` adds `{entry_point.name}` to {entry_point.group}, and that name is taken: rename it in the"
                     " package, or name only one of the packages"
                 )
-            found[key] = entry_point
+            entry_points[key] = entry_point
     before = dict(_named)
-    _replace(found)
+    _replace(entry_points)
     return lambda: _replace(before)
 
 
@@ -110,19 +110,19 @@ def _entry_points(package: str) -> "list[EntryPoint]":
             f"plugins: the package `{package}` is not installed here: install it where this process runs, or remove it from plugins"
         ) from error
     groups = {kind.group() for kind in Extensible.__subclasses__()}
-    found = [entry_point for entry_point in installed.entry_points if entry_point.group in groups]
-    if not found:
+    entry_points = [entry_point for entry_point in installed.entry_points if entry_point.group in groups]
+    if not entry_points:
         raise OperatorError(
             f"plugins: the package `{package}` adds nothing to quantdrift: it has no entry points in"
             f" {', '.join(f'`{group}`' for group in sorted(groups))}"
         )
-    for entry_point in found:
+    for entry_point in entry_points:
         if len(entry_point.name) > _LONGEST or not _NAME.fullmatch(entry_point.name):
             raise OperatorError(
                 f"plugins: `{package}` adds `{entry_point.name[:_LONGEST]}`: a name has small letters, digits and `-`, `_` or `.`"
                 f" between them, at most {_LONGEST}"
             )
-    return found
+    return entry_points
 
 
 def _is_taken(group: str, name: str) -> bool:

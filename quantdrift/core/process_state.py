@@ -107,7 +107,7 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, list):
-        return [_clean(one) for one in value]
+        return [_clean(entry) for entry in value]
     if isinstance(value, dict):
-        return {plain(key): _clean(one) for key, one in value.items()}
+        return {plain(key): _clean(entry) for key, entry in value.items()}
     return value

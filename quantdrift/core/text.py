@@ -99,5 +99,5 @@ def misfit(error: Exception) -> str:
     The path has the names of our own fields; keys of mappings stand as `[...]` in it.
     """
     message = str(error)
-    found, path = _MISFIT.match(message), _PATH.search(message)
-    return f"{found[0] if found else 'it does not fit'}{f' at {path[1]}' if path else ''}"
+    match, path = _MISFIT.match(message), _PATH.search(message)
+    return f"{match[0] if match else 'it does not fit'}{f' at {path[1]}' if path else ''}"

@@ -86,7 +86,7 @@ class Address(msgspec.Struct, frozen=True):
         if self.host.lower() == listener.host.lower():
             return True
         bound = _LOCALHOST if listener.host.lower() == "localhost" else {listener.host}
-        return any(_takes(one, host, is_own=is_own) for host in self._reached for one in bound)
+        return any(_takes(bound_host, host, is_own=is_own) for host in self._reached for bound_host in bound)
 
     @property
     def dialled(self) -> "Address":
@@ -133,12 +133,12 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | _Name:
 
 def _takes(bound: str, host: str, *, is_own: bool) -> bool:
     """Return whether a listener bound to one address takes connections to a host."""
-    one, other = _ip(bound), _ip(host)
-    if isinstance(one, _Name) or isinstance(other, _Name):
+    bound_ip, host_ip = _ip(bound), _ip(host)
+    if isinstance(bound_ip, _Name) or isinstance(host_ip, _Name):
         return False
-    if one.is_unspecified:  # :: takes IPv4 too
-        return (is_own or other.is_loopback) and (one.version == 6 or other.version == 4)
-    return one == other
+    if bound_ip.is_unspecified:  # :: takes IPv4 too
+        return (is_own or host_ip.is_loopback) and (bound_ip.version == 6 or host_ip.version == 4)
+    return bound_ip == host_ip
 
 
 def read_address(text: str) -> Address:
@@ -234,14 +234,14 @@ class ServerUrl(msgspec.Struct, frozen=True, kw_only=True):
 
     def problem(self, option: str) -> str:
         """Return what is wrong with the URL in `option` and what to write; empty if it is allowed."""
-        place = self.shown.partition("://")[2]
+        rest = self.shown.partition("://")[2]
         if self.is_encrypted and self.is_plaintext_by_name:
-            return f"{option} is `{self.shown}`, which contradicts itself: write {self.scheme}://{place}"
+            return f"{option} is `{self.shown}`, which contradicts itself: write {self.scheme}://{rest}"
         if self.is_encrypted or self.may_be_plaintext:
             return ""
         return (
-            f"{option} is `{self.shown}`, which is plaintext over a network: write {_ENCRYPTED[self.scheme]}://{place}, or "
-            f"{self.scheme}{PLAINTEXT}://{place} if something else encrypts this connection, such as a service mesh"
+            f"{option} is `{self.shown}`, which is plaintext over a network: write {_ENCRYPTED[self.scheme]}://{rest}, or "
+            f"{self.scheme}{PLAINTEXT}://{rest} if something else encrypts this connection, such as a service mesh"
         )
 
 
@@ -263,7 +263,9 @@ def read_server_url(text: str, *schemes: str) -> ServerUrl:
         scheme, rest = schemes[0], scheme
     name = scheme.lower().removesuffix(PLAINTEXT)
     if name not in schemes:
-        raise AddressError(f"it must begin with {' or '.join(f'{one}://' for one in schemes)}")
+        raise AddressError(
+            f"it must begin with {' or '.join(f'{allowed_scheme}://' for allowed_scheme in schemes)}"
+        )
     url = f"{name}://{rest}"
     try:
         parts = urlsplit(url)

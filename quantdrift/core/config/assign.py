@@ -35,16 +35,18 @@ def assign(config: Config, assignments: Iterable[str]) -> Config:
         if not equals:
             raise OperatorError(f"`{assignment}` has no value: write KEY=VALUE")
         document = msgspec.to_builtins(config)
-        place, option = _place(document, key)
+        table, option = _place(document, key)
         try:
-            place[option] = text if isinstance(place[option], str) else _value(text, place[option])
+            table[option] = text if isinstance(table[option], str) else _value(text, table[option])
         except msgspec.DecodeError as error:
             raise OperatorError(f"`{assignment}` does not fit: {error}") from error
         for mistake in mistakes(document, Config):
             raise OperatorError(f"`{assignment}` does not fit: {mistake.text}")
         config = msgspec.convert(document, Config)
-    if found := problems(config):
-        raise OperatorError("with these options:\n" + "\n".join(f"  - {problem}" for problem in found))
+    if contradictions := problems(config):
+        raise OperatorError(
+            "with these options:\n" + "\n".join(f"  - {problem}" for problem in contradictions)
+        )
     return config
 
 

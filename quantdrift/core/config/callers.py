@@ -87,8 +87,8 @@ def read_callers(text: str, where: str) -> tuple[Caller, ...]:
 
 def find_caller(callers: tuple[Caller, ...], token: str, now: datetime) -> Caller | None:
     """Return the caller whose token this is, or None; it takes the same time for every wrong token."""
-    given = _hash(token)
-    return _last_valid(callers, lambda caller: hmac.compare_digest(caller.token_hash, given), now)
+    token_hash = _hash(token)
+    return _last_valid(callers, lambda caller: hmac.compare_digest(caller.token_hash, token_hash), now)
 
 
 def find_certificate(callers: tuple[Caller, ...], names: Collection[str], now: datetime) -> Caller | None:
@@ -104,11 +104,11 @@ def find_user(callers: tuple[Caller, ...], user: int, now: datetime) -> Caller |
 def _last_valid(
     callers: tuple[Caller, ...], is_meant: Callable[[Caller], bool], now: datetime
 ) -> Caller | None:
-    found = None
+    last = None
     for caller in callers:
         if is_meant(caller) and (caller.until is None or now < caller.until):
-            found = caller
-    return found
+            last = caller
+    return last
 
 
 def _read_line(words: list[str], where: str) -> Caller:

@@ -65,32 +65,32 @@ def _addresses(config: Config) -> Iterator[str]:
         "monitor.admin": config.monitor.admin,
         "web.listen": config.web.listen,
     }
-    found: dict[str, Address] = {}
+    addresses: dict[str, Address] = {}
     for option, text in written.items():
         if not text and option in _MAY_BE_EMPTY:
             continue
         try:
-            found[option] = read_address(text)
+            addresses[option] = read_address(text)
         except AddressError as error:
             shown = re.sub(r"//[^@/]*@", "//", text)[:_MOST_SHOWN]
             name = option.rpartition(".")[2]
             instead = f': write {name} = "{error.instead}"' if error.instead else ""
             yield f"{option} is `{shown}`: {error}{instead}"
-    backend = found.pop("sidecar.backend", None)
-    own = [option for option in found if option.startswith(("sidecar.", "intake."))]
+    backend = addresses.pop("sidecar.backend", None)
+    own = [option for option in addresses if option.startswith(("sidecar.", "intake."))]
     if backend is not None and sidecar.listen:
         if not backend.port:
             yield f"sidecar.backend is `{backend}`: nobody can connect to port 0"
         yield from (
-            f"sidecar.backend is `{backend}`, which is where the sidecar itself listens ({option} is `{found[option]}`): "
+            f"sidecar.backend is `{backend}`, which is where the sidecar itself listens ({option} is `{addresses[option]}`): "
             "give the address of the inference server, on another port"
             for option in own
-            if backend.reaches(found[option])
+            if backend.reaches(addresses[option])
         )
     for option, other in itertools.combinations(own, 2):
-        if found[option].reaches(found[other]) or found[other].reaches(found[option]):
+        if addresses[option].reaches(addresses[other]) or addresses[other].reaches(addresses[option]):
             yield (
-                f"{option} is `{found[option]}` and {other} is `{found[other]}`: give each of them a port of its own"
+                f"{option} is `{addresses[option]}` and {other} is `{addresses[other]}`: give each of them a port of its own"
             )
 
 
@@ -100,10 +100,10 @@ def _sidecar(config: Config) -> Iterator[str]:
     if not sidecar.listen and not (intake.listen or intake.kserve_logger or intake.ext_proc or intake.tap):
         yield "sidecar.listen is empty and [intake] has no address either: nothing can be captured; set one of them"
     if bool(intake.certificate_file) != bool(intake.key_file):
-        given, other = (
+        set_option, other = (
             ("certificate_file", "key_file") if intake.certificate_file else ("key_file", "certificate_file")
         )
-        yield f"intake.{given} is set and intake.{other} is not: set both, or neither for ports without TLS"
+        yield f"intake.{set_option} is set and intake.{other} is not: set both, or neither for ports without TLS"
     if intake.client_ca_file and not (intake.certificate_file and intake.token_file):
         yield (
             "intake.client_ca_file needs intake.certificate_file, since certificates travel in TLS only, and"
@@ -130,7 +130,7 @@ def _sampling(config: Config) -> Iterator[str]:
             yield f"sampling.{section}: the name `default` is reserved for requests that match no stratum: choose another name"
         if any(not 0 <= stratum.rate <= 1 for stratum in strata):
             yield f"sampling.{section}: `rate` must be a number from 0 to 1"
-    known = _attributes(config) | {MARGIN, MODEL}
+    recorded = _attributes(config) | {MARGIN, MODEL}
     models = {model.name for model in config.models}
     for stratum in config.sampling.body_strata:
         yield from (
@@ -141,7 +141,7 @@ def _sampling(config: Config) -> Iterator[str]:
         yield from (
             f"sampling.body_strata `{stratum.name}`: `{where.key}` is not recorded: add it to [capture]"
             for where in stratum.where
-            if where.key not in known
+            if where.key not in recorded
         )
 
 
@@ -252,11 +252,11 @@ def _shared(model: Model) -> Iterator[str]:
     if model.top_k is not None and not least <= model.top_k <= _MOST_PLACES:
         yield f"{where}: top_k = {model.top_k}: it must be a whole number from {least} to {_MOST_PLACES}"
     yield from _threshold(model, where)
-    for one in model.interest:
-        if isinstance(one, str) and one not in model.labels:
-            yield f"{where}: interest names `{one}`, which is not in labels"
-        if isinstance(one, int) and not 0 <= one < (len(model.labels) or one + 1):
-            yield f"{where}: interest names {one}, and labels are numbered from 0"
+    for interest in model.interest:
+        if isinstance(interest, str) and interest not in model.labels:
+            yield f"{where}: interest names `{interest}`, which is not in labels"
+        if isinstance(interest, int) and not 0 <= interest < (len(model.labels) or interest + 1):
+            yield f"{where}: interest names {interest}, and labels are numbered from 0"
 
 
 def _threshold(model: Model, where: str) -> Iterator[str]:
@@ -286,10 +286,10 @@ def _time_zone(config: Config) -> Iterator[str]:
 
 
 def _unknown_zone(name: str) -> str:
-    known = available_timezones()
-    if not known:
+    zones = available_timezones()
+    if not zones:
         return f"capture.time_zone is `{name}`: this machine has no time zones: install its package tzdata"
-    near = get_close_matches(name, sorted(known), n=1)
+    near = get_close_matches(name, sorted(zones), n=1)
     hint = f"did you mean `{near[0]}`?" if near else "write a name such as `UTC` or `Europe/Berlin`"
     return f"capture.time_zone is `{name}`, which is no time zone: {hint}"
 
@@ -320,7 +320,8 @@ def _cross(rule: Slice, config: Config) -> Iterator[str]:
         yield f"slices `{rule.name}`: cross must name two or more different slices"
     for name in rule.cross:
         part = next(
-            (one for one in config.slices if one.name == name and one.model in ("", rule.model)), None
+            (slice_ for slice_ in config.slices if slice_.name == name and slice_.model in ("", rule.model)),
+            None,
         )
         if part is None or part.cross:
             yield (

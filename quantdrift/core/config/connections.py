@@ -89,7 +89,7 @@ def stream_problems(stream: Stream, option: str) -> Iterator[str]:
 def connections(config: Config) -> list[Connection]:
     """Return every connection whose address is in the configuration itself, and not in a file or a secret."""
     stream, telemetry = config.stream, config.telemetry
-    found = [
+    all_connections = [
         Connection(
             to=f"NATS {server.shown}",
             protection=_protection(server, stream, is_encrypted=stream.requires_tls),
@@ -101,13 +101,13 @@ def connections(config: Config) -> list[Connection]:
         if option.startswith(("telemetry.", "notify.")):
             section = telemetry if option.startswith("telemetry.") else config.notify
         server = read_server_url(text, *schemes)
-        found.append(
+        all_connections.append(
             Connection(
                 to=f"{option} {server.shown}",
                 protection=_protection(server, section, is_encrypted=server.is_encrypted),
             )
         )
-    return found
+    return all_connections
 
 
 def encrypted_words(*, ca_file: str, certificate_file: str) -> str:

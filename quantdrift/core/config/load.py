@@ -123,7 +123,7 @@ def config_of(parts: Parts, path: Path, environment: Mapping[str, str] | None = 
         As `load`.
     """
     document = parts.document
-    overridden, found = _override(document, variables() if environment is None else environment)
+    overridden, lines = _override(document, variables() if environment is None else environment)
 
     def source(keys: tuple[Key, ...]) -> str:
         variable = next((name for name, option in overridden.items() if keys[: len(option)] == option), "")
@@ -131,15 +131,15 @@ def config_of(parts: Parts, path: Path, environment: Mapping[str, str] | None = 
 
     restore = _use_plugins(document, source)
     wrong = list(mistakes(document, Config))
-    found += [f"{source(mistake.keys)}: {mistake.text}" for mistake in wrong]
+    lines += [f"{source(mistake.keys)}: {mistake.text}" for mistake in wrong]
     names = [model.get("name") if isinstance(model, dict) else None for model in _models(document)]
     config = _with_recorded_headers(msgspec.convert(without(document, wrong), Config))
     for problem in problems(config):
         if not any(_follows(problem, mistake, names) for mistake in wrong):
-            found.append(f"{_source(problem, path, parts, overridden, names)}: {problem}")
-    if found:
+            lines.append(f"{_source(problem, path, parts, overridden, names)}: {problem}")
+    if lines:
         restore()
-        raise OperatorError("the configuration is wrong:\n" + "\n".join(f"  - {line}" for line in found))
+        raise OperatorError("the configuration is wrong:\n" + "\n".join(f"  - {line}" for line in lines))
     return with_strata(_resolve(config, path.resolve().parent))
 
 
@@ -170,7 +170,10 @@ def _with_recorded_headers(config: Config) -> Config:
     capture = msgspec.structs.replace(config.capture, hmac=tuple(key(name) for name in config.capture.hmac))
     strata = tuple(
         msgspec.structs.replace(
-            stratum, where=tuple(msgspec.structs.replace(one, key=key(one.key)) for one in stratum.where)
+            stratum,
+            where=tuple(
+                msgspec.structs.replace(condition, key=key(condition.key)) for condition in stratum.where
+            ),
         )
         for stratum in config.sampling.body_strata
     )
@@ -364,7 +367,7 @@ def _override(
     document: dict[str, Any], env: Mapping[str, str]
 ) -> tuple[dict[str, tuple[Key, ...]], list[str]]:
     """Set what the environment sets; return the options by the names of their variables, and the mistakes."""
-    found: dict[str, tuple[Key, ...]] = {}
+    overridden: dict[str, tuple[Key, ...]] = {}
     wrong = []
     for name, text in env.items():
         if not name.startswith(PREFIX):
@@ -375,8 +378,8 @@ def _override(
         except ValueError as error:
             wrong.append(f"{name}: {error}")
         else:
-            found[name] = (*parents, option)
-    return found, wrong
+            overridden[name] = (*parents, option)
+    return overridden, wrong
 
 
 def _set(document: dict[str, Any], parents: Sequence[str], option: str, text: str) -> None:

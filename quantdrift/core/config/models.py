@@ -434,8 +434,8 @@ class Model(Section, frozen=True, kw_only=True):
     @property
     def thresholds(self) -> tuple[float, ...]:
         """The thresholds of labels: one for all of them, or one for each."""
-        given = 0.5 if self.threshold is None else self.threshold
-        return given if isinstance(given, tuple) else (given,)
+        threshold = 0.5 if self.threshold is None else self.threshold
+        return threshold if isinstance(threshold, tuple) else (threshold,)
 
 
 class Slice(Section, frozen=True, kw_only=True):

@@ -45,13 +45,13 @@ def read_parts(path: Path) -> Parts:
     document = _read(path)
     origins: dict[tuple[str | int, ...], Path] = {}
     for part in _parts(path):
-        found = _read(part)
-        if other := sorted(set(found) - set(_LISTS)):
+        part_document = _read(part)
+        if other := sorted(set(part_document) - set(_LISTS)):
             raise OperatorError(
                 f"{part}: a file in {DIRECTORY} may contain only [[models]] and [[slices]], not `{other[0]}`"
             )
         for name in _LISTS:
-            more = found.get(name, [])
+            more = part_document.get(name, [])
             _extend(document, name, more, part)
             whole = len(document.get(name, ()))
             origins |= {(name, index): part for index in range(whole - len(more), whole)}
@@ -60,23 +60,23 @@ def read_parts(path: Path) -> Parts:
 
 def signature(path: Path) -> Signature:
     """Return names, times, inodes and sizes of all files; it changes when any of them changes."""
-    found = []
-    for one in (path, *_parts(path)):
+    entries = []
+    for file in (path, *_parts(path)):
         try:
-            status = one.stat()  # through the links of a mounted ConfigMap
+            status = file.stat()  # through the links of a mounted ConfigMap
         except OSError:
             continue
-        found.append((one.name, status.st_mtime_ns, status.st_ino, status.st_size))
-    return tuple(found)
+        entries.append((file.name, status.st_mtime_ns, status.st_ino, status.st_size))
+    return tuple(entries)
 
 
 def _parts(path: Path) -> list[Path]:
     """Return the parts, without hidden files, in which a mounted ConfigMap keeps its versions."""
     try:
         return sorted(
-            one
-            for one in (path.parent / DIRECTORY).iterdir()
-            if one.suffix == ".toml" and not one.name.startswith(".") and one.is_file()
+            file
+            for file in (path.parent / DIRECTORY).iterdir()
+            if file.suffix == ".toml" and not file.name.startswith(".") and file.is_file()
         )
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -94,13 +94,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _extend(document: dict[str, Any], name: str, more: Any, part: Path) -> None:
-    if not isinstance(more, list) or not all(isinstance(one, dict) for one in more):
+    if not isinstance(more, list) or not all(isinstance(entry, dict) for entry in more):
         raise OperatorError(f"{part}: write [[{name}]], a list")
-    for one in more:
-        references = one.get("references")
-        found = references if isinstance(references, list) else []
-        copies = [reference.get("copy") for reference in found if isinstance(reference, dict)]
-        for reference in (*found, *copies, one.get("recheck")):
+    for entry in more:
+        references = entry.get("references")
+        reference_list = references if isinstance(references, list) else []
+        copies = [reference.get("copy") for reference in reference_list if isinstance(reference, dict)]
+        for reference in (*reference_list, *copies, entry.get("recheck")):
             for file in _FILES if isinstance(reference, dict) else ():
                 if isinstance(reference.get(file), str) and reference[file]:
                     reference[file] = str(part.resolve().parent / reference[file])

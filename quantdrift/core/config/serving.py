@@ -102,14 +102,14 @@ class Stream(Section, frozen=True, kw_only=True):
         AddressError
             One of them is not the URL of a NATS server.
         """
-        return [read_server_url(one, "nats", "tls", "ws", "wss") for one in self.url.split(",")]
+        return [read_server_url(server, "nats", "tls", "ws", "wss") for server in self.url.split(",")]
 
     @property
     def requires_tls(self) -> bool:
         """Whether plaintext is refused: one address or one file that asks for TLS makes it the rule for every server."""
         files = self.ca_file or self.certificate_file or self.key_file
         return bool(files) or any(
-            one.strip().lower().startswith(("tls://", "wss://")) for one in self.url.split(",")
+            server.strip().lower().startswith(("tls://", "wss://")) for server in self.url.split(",")
         )
 
 

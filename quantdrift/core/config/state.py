@@ -88,8 +88,8 @@ def _collect(name: str, value: Any, default: Any, state: dict[str, Any]) -> None
             of_struct = getattr(default, field.name, None) if default is not None else _default(field)
             _collect(f"{name}.{field.name}".lstrip("."), getattr(value, field.name), of_struct, state)
     elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
-        for index, one in enumerate(value):
-            _collect(f"{name}.{getattr(one, 'name', '') or index}", one, None, state)
+        for index, entry in enumerate(value):
+            _collect(f"{name}.{getattr(entry, 'name', '') or index}", entry, None, state)
     else:
         state[name] = _without_credentials(msgspec.json.decode(msgspec.json.encode(value)))
 
@@ -102,10 +102,10 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 
 def _without_credentials(value: Any) -> Any:
     if isinstance(value, str):
-        found = _ADDRESS.match(value)
-        return value if found is None else f"{found[1]}(not shown)"
+        match = _ADDRESS.match(value)
+        return value if match is None else f"{match[1]}(not shown)"
     if isinstance(value, list):
-        return [_without_credentials(one) for one in value]
+        return [_without_credentials(entry) for entry in value]
     if isinstance(value, dict):
-        return {key: _without_credentials(one) for key, one in value.items()}
+        return {key: _without_credentials(entry) for key, entry in value.items()}
     return value

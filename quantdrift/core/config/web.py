@@ -76,11 +76,11 @@ def web_problems(web: Web) -> Iterator[str]:
         except ValueError:
             yield f"web.proxies names `{proxy[:64]}`: write an IP address or a network such as 10.0.0.0/24"
     if bool(web.identity_header) != bool(web.proxies):
-        given, other = (
+        set_option, other = (
             ("identity_header", "proxies") if web.identity_header else ("proxies", "identity_header")
         )
         yield (
-            f"web.{given} is set and web.{other} is not: set both, so that only the proxy can say who a person is"
+            f"web.{set_option} is set and web.{other} is not: set both, so that only the proxy can say who a person is"
         )
 
 

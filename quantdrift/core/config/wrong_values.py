@@ -87,9 +87,9 @@ def without(document: Any, wrong: Iterable[Mistake]) -> Any:
 
 def _kept(value: Any, keys: tuple[Key, ...], wrong: AbstractSet[tuple[Key, ...]]) -> Any:
     if isinstance(value, dict):
-        return {k: _kept(one, (*keys, k), wrong) for k, one in value.items() if (*keys, k) not in wrong}
+        return {k: _kept(entry, (*keys, k), wrong) for k, entry in value.items() if (*keys, k) not in wrong}
     if isinstance(value, list | tuple):
-        return [_kept(one, (*keys, n), wrong) for n, one in enumerate(value) if (*keys, n) not in wrong]
+        return [_kept(entry, (*keys, n), wrong) for n, entry in enumerate(value) if (*keys, n) not in wrong]
     return value
 
 
@@ -135,7 +135,7 @@ def _value(value: Any, hint: Any, keys: tuple[Key, ...], path: str) -> Iterator[
     try:
         converted = msgspec.convert(value, hint)
         entries = converted if isinstance(converted, tuple) else (converted,)
-        is_allowed = all(one in one.names() for one in entries if isinstance(one, Extensible))
+        is_allowed = all(entry in entry.names() for entry in entries if isinstance(entry, Extensible))
     except msgspec.ValidationError:
         is_allowed = False
     if not is_allowed:
@@ -151,7 +151,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 def _alike(name: str, known: Sequence[str]) -> str:
     """Return the name that was probably meant, or an empty string."""
-    begun = [one for one in known if name and one.startswith(name)]
+    begun = [candidate for candidate in known if name and candidate.startswith(name)]
     return next(iter(begun or difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)), "")
 
 
@@ -173,7 +173,7 @@ def _words(info: inspect.Type) -> list[str]:
 
 
 def _members(kind: type[Enum]) -> list[str]:
-    return kind.names() if issubclass(kind, Extensible) else [str(one.value) for one in kind]
+    return kind.names() if issubclass(kind, Extensible) else [str(member.value) for member in kind]
 
 
 def allowed(hint: Any) -> str:
@@ -199,7 +199,7 @@ def _allowed(info: inspect.Type) -> str:
         case inspect.DictType():
             words = "a table of names and values"
         case inspect.UnionType(types=types):
-            words = " or ".join(_allowed(one) for one in types if not isinstance(one, inspect.NoneType))
+            words = " or ".join(_allowed(type_) for type_ in types if not isinstance(type_, inspect.NoneType))
     return words
 
 

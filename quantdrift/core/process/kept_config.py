@@ -103,9 +103,11 @@ def kept(path: Path, directory: Path | None = None) -> Kept | None:
         Where it is; None: where this process would keep it.
     """
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        found = msgspec.json.decode(((directory or _directory()) / _name(path)).read_bytes(), type=Kept)
-        if found.path == str(path.resolve()):
-            return found
+        last_accepted = msgspec.json.decode(
+            ((directory or _directory()) / _name(path)).read_bytes(), type=Kept
+        )
+        if last_accepted.path == str(path.resolve()):
+            return last_accepted
     return None
 
 
@@ -134,9 +136,9 @@ def load_or_kept(path: Path, directory: Path | None = None) -> tuple[Config, str
 
 
 def _directory() -> Path:
-    given = variables()
+    environment = variables()
     for name in (DIRECTORY_VARIABLE, "STATE_DIRECTORY"):
-        if directory := given.get(name, "").partition(":")[0]:
+        if directory := environment.get(name, "").partition(":")[0]:
             return Path(directory)
     return user_directory(make=True)
 
@@ -146,9 +148,9 @@ def _name(path: Path) -> str:
 
 
 def _remove_oldest(directory: Path) -> None:
-    found = []
+    files = []
     for file in directory.glob(f"*{_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):
-            found.append((file.stat().st_mtime_ns, file))
-    for _, file in sorted(found)[:-MOST]:
+            files.append((file.stat().st_mtime_ns, file))
+    for _, file in sorted(files)[:-MOST]:
         file.unlink(missing_ok=True)

@@ -222,12 +222,12 @@ class PullInbox:
 
     def _leftovers(self, n: int) -> list[Msg]:
         """Return up to `n` messages that have arrived already."""
-        found: list[Msg] = []
-        while self._arrived and len(found) < n:
+        messages: list[Msg] = []
+        while self._arrived and len(messages) < n:
             message = self._arrived.popleft()
             if _read(message, "") is _Answer.MESSAGE:
-                found.append(message)
-        return found
+                messages.append(message)
+        return messages
 
     async def _ask(self, n: int, max_bytes: int, timeout_s: float) -> str:
         """Request up to `n` messages and return the reply subject of this request."""

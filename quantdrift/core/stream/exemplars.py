@@ -91,11 +91,11 @@ async def kept_exemplars(
     inbox = await PullInbox.open(client, stream, name)
     try:
         while left:
-            found = await inbox.pull(min(_FETCH, left), _FETCH_BYTES, _FETCH_S)
-            if not found:  # the others expired, or were displaced, meanwhile
+            deliveries = await inbox.pull(min(_FETCH, left), _FETCH_BYTES, _FETCH_S)
+            if not deliveries:  # the others expired, or were displaced, meanwhile
                 return
-            left -= len(found)
-            for delivery in found:
+            left -= len(deliveries)
+            for delivery in deliveries:
                 if (kept := _kept(delivery)) is not None:
                     yield kept
     finally:

@@ -109,10 +109,10 @@ class KeyValue:
         jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
         async with mapped():
             try:
-                found = await jetstream.get_last_msg(self._stream, self._subject(key), direct=True)
+                message = await jetstream.get_last_msg(self._stream, self._subject(key), direct=True)
             except (nats.js.errors.NotFoundError, nats.errors.NoRespondersError):
                 return 0
-        return int(found.seq or 0)
+        return int(message.seq or 0)
 
     async def get(self, key: str) -> Entry | None:
         """Return the value of a key; None if there is none, it was deleted or expired, or there is no bucket.
@@ -125,12 +125,12 @@ class KeyValue:
         jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
         async with mapped():
             try:
-                found = await jetstream.get_msg(self._stream, subject=self._subject(key), direct=True)
+                message = await jetstream.get_msg(self._stream, subject=self._subject(key), direct=True)
             except (nats.js.errors.NotFoundError, nats.errors.NoRespondersError):
                 return None
-        if (found.headers or {}).get(_OPERATION) or (found.headers or {}).get(Header.STATUS):
+        if (message.headers or {}).get(_OPERATION) or (message.headers or {}).get(Header.STATUS):
             return None
-        return Entry(value=bytes(found.data or b""), revision=int(found.seq or 0))
+        return Entry(value=bytes(message.data or b""), revision=int(message.seq or 0))
 
     async def watch(self, key: str) -> AsyncGenerator[Entry | None, None]:
         """Yield the value of a key now and after each change, until the caller stops.

@@ -47,7 +47,7 @@ class StreamLag:
         self._looks: list[tuple[float, int]] = []
         self._models = {model.name for model in config.models}
         telemetry.observe(STREAM_WAITING, self._waiting)
-        telemetry.observe(STREAM_BYTES, lambda: [(one.n_bytes, {}) for one in self._shown()])
+        telemetry.observe(STREAM_BYTES, lambda: [(backlog.n_bytes, {}) for backlog in self._shown()])
         telemetry.observe(STREAM_AGE, lambda: [(self._oldest_s, {}) for _ in self._shown()])
 
     async def look(self, queue: Queue) -> None:

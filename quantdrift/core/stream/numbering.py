@@ -39,7 +39,7 @@ class Numbered(msgspec.Struct, frozen=True, kw_only=True, order=True):
     @classmethod
     def read(cls, headers: Mapping[str, str] | None) -> Self | None:
         """Return the number in the headers of a message; None if there is no valid one."""
-        found = _FORM.fullmatch((headers or {}).get(HEADER, ""))
-        if found is None or not int(found[3]):
+        match = _FORM.fullmatch((headers or {}).get(HEADER, ""))
+        if match is None or not int(match[3]):
             return None
-        return cls(boot=found[1], row=int(found[2]), number=int(found[3]))
+        return cls(boot=match[1], row=int(match[2]), number=int(match[3]))

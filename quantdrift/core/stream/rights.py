@@ -61,7 +61,7 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
     """
     exchanges, tallies, exemplar = name, f"{name}-tally", f"{name}-exemplar"
     policy, pause = f"KV_{name}-policy", f"KV_{name}-pause"
-    known = tuple(f"{_API}.STREAM.INFO.{stream}" for stream in (exchanges, tallies, policy, pause))
+    infos = tuple(f"{_API}.STREAM.INFO.{stream}" for stream in (exchanges, tallies, policy, pause))
     read_buckets = tuple(f"{_API}.DIRECT.GET.{bucket}.$KV.{bucket[3:]}.>" for bucket in (policy, pause))
     buckets = (f"$KV.{name}-policy.>", f"$KV.{name}-pause.>")
     own = (f"{inbox(name, role)}.>",)
@@ -80,7 +80,7 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
             )
             return Rights(
                 publish=(
-                    *known[:2],
+                    *infos[:2],
                     f"{_API}.STREAM.INFO.{exemplar}",
                     *streams,
                     *_reading(exchanges),
@@ -94,7 +94,7 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
         case NatsRole.MONITOR:
             return Rights(
                 publish=(
-                    *known,
+                    *infos,
                     f"{_API}.CONSUMER.INFO.{exchanges}.*",
                     *_reading(tallies),
                     *read_buckets,
@@ -104,7 +104,7 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
             )
         case NatsRole.OPERATOR:
             return Rights(
-                publish=(*known, f"{_API}.CONSUMER.INFO.{exchanges}.*", *read_buckets, buckets[1]),
+                publish=(*infos, f"{_API}.CONSUMER.INFO.{exchanges}.*", *read_buckets, buckets[1]),
                 subscribe=(*own, *buckets),
             )
         case NatsRole.ADMIN:

@@ -131,12 +131,16 @@ async def wait_for_workers(queue: Queue, limit_s: float) -> bool:
                     return True
                 if delivered is None:
                     delivered = {
-                        one.name: one.delivered.stream_seq if one.delivered else 0 for one in consumers
+                        consumer.name: consumer.delivered.stream_seq if consumer.delivered else 0
+                        for consumer in consumers
                     }
                 if all(
-                    not one.num_ack_pending
-                    or (one.ack_floor is not None and one.ack_floor.stream_seq >= delivered.get(one.name, 0))
-                    for one in consumers
+                    not consumer.num_ack_pending
+                    or (
+                        consumer.ack_floor is not None
+                        and consumer.ack_floor.stream_seq >= delivered.get(consumer.name, 0)
+                    )
+                    for consumer in consumers
                 ):
                     return True
                 await asyncio.sleep(_POLL_S)

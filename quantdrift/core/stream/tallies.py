@@ -58,14 +58,23 @@ def _check(tally: Tally) -> None:
         raise QuarantineError(
             QuarantineReason.LIMITS, f"it has {len(tally.strata)} strata and {len(rows)} models"
         )
-    names = [tally.source, *(name for one in tally.strata for name in (one.stratum, *one.models))]
+    names = [
+        tally.source,
+        *(name for stratum_tally in tally.strata for name in (stratum_tally.stratum, *stratum_tally.models)),
+    ]
     if max(map(len, names)) > _LONGEST_NAME:
         raise QuarantineError(
             QuarantineReason.LIMITS, f"a name in it is longer than {_LONGEST_NAME} characters"
         )
     counts = [tally.sequence, tally.blind_connections]
-    for one in tally.strata:
-        counts += [one.offered, one.taken, one.thinned, one.published, *one.lost.values()]
+    for stratum_tally in tally.strata:
+        counts += [
+            stratum_tally.offered,
+            stratum_tally.taken,
+            stratum_tally.thinned,
+            stratum_tally.published,
+            *stratum_tally.lost.values(),
+        ]
     for row in rows:
         counts += [
             row.taken,
