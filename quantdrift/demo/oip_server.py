@@ -126,8 +126,8 @@ class Model:
 
     def of(self, headers: Mapping[str, str]) -> "Model":
         """Return the model that computes a request with these headers."""
-        found = (model for header, value, model in self._routes if headers.get(header) == value)
-        return next(found, self)
+        models = (model for header, value, model in self._routes if headers.get(header) == value)
+        return next(models, self)
 
     def run(self, inputs: Mapping[str, NDArray[Any]], wanted: Sequence[str]) -> Arrays:
         """Return the outputs named in `wanted`, or all of them.
@@ -137,13 +137,13 @@ class Model:
         ValueError
             The tensors are not the model's.
         """
-        known = {tensor.name: tensor for tensor in self.inputs}
-        if set(inputs) != set(known):
-            raise ValueError(f"model {self.name} takes the inputs {sorted(known)}, got {sorted(inputs)}")
+        tensors = {tensor.name: tensor for tensor in self.inputs}
+        if set(inputs) != set(tensors):
+            raise ValueError(f"model {self.name} takes the inputs {sorted(tensors)}, got {sorted(inputs)}")
         for name, array in inputs.items():
-            expected = DTYPES[known[name].datatype]
+            expected = DTYPES[tensors[name].datatype]
             if array.dtype != expected:
-                raise ValueError(f"input {name} is {known[name].datatype}")
+                raise ValueError(f"input {name} is {tensors[name].datatype}")
         names = list(wanted) or [tensor.name for tensor in self.outputs]
         if unknown := set(names) - {tensor.name for tensor in self.outputs}:
             raise ValueError(f"model {self.name} has no output {sorted(unknown)}")

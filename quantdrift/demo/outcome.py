@@ -31,19 +31,19 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def problems(self) -> list[str]:
         """Return what is not as it must be, in words; empty when the run proved its point."""
         fired = {slice_of(event) for event in self.events if is_page(event)}
-        found = []
+        lines = []
         if ARCHIVE not in fired:
-            found.append(f"{ARCHIVE} did not fire")
+            lines.append(f"{ARCHIVE} did not fire")
         if others := fired - {ARCHIVE}:
-            found.append(f"fired without a reason: {', '.join(sorted(others))}")
+            lines.append(f"fired without a reason: {', '.join(sorted(others))}")
         aggregate = self.snapshot.slice(ALL)
         if aggregate is None or aggregate.verdict != "ok":
-            found.append(
+            lines.append(
                 f"all traffic together is {said(aggregate.verdict) if aggregate else 'not known'}, and must be OK"
             )
         if self.failed:
-            found.append(f"{self.failed} requests got no proper answer")
-        return found
+            lines.append(f"{self.failed} requests got no proper answer")
+        return lines
 
     def decided(self) -> dict[str, str]:
         """Return per slice what is wrong with it, as the first line of its last alert says after the version."""

@@ -40,10 +40,10 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def free(cls) -> "Ports":
         """Return ports that nobody used a moment ago."""
-        with ExitStack() as held:
+        with ExitStack() as sockets:
             taken = {}
             for name in cls.__struct_fields__:
-                listener = held.enter_context(socket.socket())
+                listener = sockets.enter_context(socket.socket())
                 listener.bind(("127.0.0.1", 0))
                 taken[name] = listener.getsockname()[1]
         return cls(**taken)

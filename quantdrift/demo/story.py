@@ -317,8 +317,8 @@ async def _conclude(options: Options, screen: Screen, running: Services, run_: _
 
 async def _report(options: Options, screen: Screen, running: Services, step: str) -> None:
     with screen.step(step):
-        place = ["--config", str(running.config), "--data", str(running.data)]
-        command = ["quantdrift", "report", "--week", *place, "--out", str(options.out / _REPORT)]
+        where = ["--config", str(running.config), "--data", str(running.data)]
+        command = ["quantdrift", "report", "--week", *where, "--out", str(options.out / _REPORT)]
         log = options.out / "logs" / "report.log"
         async with child("quantdrift report", command, log, running.environment) as writing:
             await writing.finish()
@@ -440,7 +440,7 @@ def _record(file: Path, traffic: Traffic) -> None:
 def _best(repaired: Path) -> dict[str, Any] | None:
     """Return the first repair that has a file of its own; None: there is none."""
     record = msgspec.json.decode((repaired / "repairs.json").read_bytes())
-    return next((one for one in record["repairs"] if one["file"] is not None), None)
+    return next((repair for repair in record["repairs"] if repair["file"] is not None), None)
 
 
 async def _command(running: Services, out: Path, *words: str, codes: Sequence[int] = (0,)) -> str:
@@ -448,8 +448,8 @@ async def _command(running: Services, out: Path, *words: str, codes: Sequence[in
     name = " ".join(word for word in words[:2] if word.isalpha())
     log = out / "logs" / f"{name.replace(' ', '-')}.log"
     output = log.with_suffix(".txt")
-    place = ["--config", str(running.config), "--data", str(running.data)]
-    command = ["quantdrift", *words, *place]
+    where = ["--config", str(running.config), "--data", str(running.data)]
+    command = ["quantdrift", *words, *where]
     async with child(
         f"quantdrift {name}", command, log, running.environment, output=output
     ) as running_command:
