@@ -162,8 +162,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def where(self) -> str:
         """HOST:PORT of the server, or what the driver makes of an address without them."""
-        found = self.arguments
-        hosts, ports = found.get("host", ", ".join(self._hosts)), found.get("port", 5432)
+        arguments = self.arguments
+        hosts, ports = arguments.get("host", ", ".join(self._hosts)), arguments.get("port", 5432)
         if isinstance(hosts, list) and isinstance(ports, list):  # the driver tries one after the other
             return ", ".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=False))
         return f"{hosts}:{ports}"
@@ -171,9 +171,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def libpq(self) -> str:
         """The address for libpq, with the password: the same servers, and TLS that is checked as by `connect`."""
-        found = self.arguments
+        arguments = self.arguments
         parts = {"host": ",".join(self._hosts)}
-        for name, value in found.items():
+        for name, value in arguments.items():
             parts[_LIBPQ.get(name, name)] = (
                 ",".join(map(str, value)) if isinstance(value, list) else str(value)
             )

@@ -337,12 +337,12 @@ async def _read(
         "slices": None if slice_ids is None else list(slice_ids),
         **values,
     }
-    made = text(query.replace("::", "\\:\\:"))
+    clause = text(query.replace("::", "\\:\\:"))
     if values.get("width") is None:
         wanted.pop("width", None)
     else:
-        made = made.bindparams(bindparam("width", type_=Interval))
-    return [sums_of(row, measures) for row in await hashed(connection, made, wanted)]
+        clause = clause.bindparams(bindparam("width", type_=Interval))
+    return [sums_of(row, measures) for row in await hashed(connection, clause, wanted)]
 
 
 async def hashed(
@@ -350,9 +350,9 @@ async def hashed(
 ) -> Sequence[RowMapping]:
     """Return the rows of a query of `statement`, which Postgres answers by hash tables."""
     await connection.execute(_HASHED)
-    found = (await connection.execute(query, values)).mappings().all()
+    rows = (await connection.execute(query, values)).mappings().all()
     await connection.execute(_AS_BEFORE)
-    return found
+    return rows
 
 
 def sums_of(row: RowMapping, measures: Mapping[str, str]) -> SliceClusters:
@@ -380,7 +380,7 @@ def sums_of(row: RowMapping, measures: Mapping[str, str]) -> SliceClusters:
 def roll_up_of(row: RowMapping) -> dict[str, ClusterSums]:
     """Return the sums of flips and of the divergence of a row of `ROLL_UP`; squares that it lacks are 0."""
     people = row["people"] or ()
-    found = {}
+    by_measure = {}
     for number, name in enumerate(MEASURES):
         squares: dict[str, Any] = {
             what: row[f"{name}_{what}"] or 0.0 for what in ("weight_sq", "total_sq", "cross")
@@ -392,8 +392,8 @@ def roll_up_of(row: RowMapping) -> dict[str, ClusterSums]:
             heaviest=row["heaviest"],
             **squares,
         )
-        found[name] = of_groups(sums, people[number * _OF_PEOPLE : (number + 1) * _OF_PEOPLE])
-    return found
+        by_measure[name] = of_groups(sums, people[number * _OF_PEOPLE : (number + 1) * _OF_PEOPLE])
+    return by_measure
 
 
 def sums_of_clusters(found: SliceClusters, cap: float) -> Sums:

@@ -253,8 +253,8 @@ async def now(
     # The slice's newest hour may be long ago: its end is that hour's.
     last_at = min(version.last_at, max(hours)[0] + HOUR)
     window = figures.now(hours, last_at)
-    found = await in_window(connection, version, window, as_of, slice_ids=[slice_id], unit=unit)
-    return found.get(slice_id)
+    by_slice = await in_window(connection, version, window, as_of, slice_ids=[slice_id], unit=unit)
+    return by_slice.get(slice_id)
 
 
 async def in_window(
@@ -282,7 +282,7 @@ async def in_window(
         return {}
     hour: datetime = whole["first_hour"]
     served = version.served(hour, window.end)
-    found = {}
+    by_slice = {}
     late: dict[datetime, list[int]] = {}
     for row in rows:
         if row["counted_from"] is not None:
@@ -290,12 +290,14 @@ async def in_window(
             continue
         of = Subject(model=version.model, version=version.version, slice=row["slice"])
         scope = Scope(window=window, of=of, as_of=as_of)
-        found[row["slice_id"]] = of_slice(scope, sums_of_roll_up(row), sums_of_roll_up(whole), served, unit)
+        by_slice[row["slice_id"]] = of_slice(
+            scope, sums_of_roll_up(row), sums_of_roll_up(whole), served, unit
+        )
     for counted_from, ids in late.items():
         since = msgspec.structs.replace(window, begin=counted_from)
         of_late = await in_window(connection, version, since, as_of, slice_ids=slice_ids, unit=unit)
-        found |= {number: of_late[number] for number in ids if number in of_late}
-    return found
+        by_slice |= {number: of_late[number] for number in ids if number in of_late}
+    return by_slice
 
 
 def of_slice(scope: Scope, part: Sums, whole: Sums, served: Served | None, unit: str = "") -> SliceFigures:

@@ -216,7 +216,7 @@ async def with_costs(
     Where requests differ in worth, those with a changed answer are read, for `COST_S` in all; incidents behind that have no cost. The
     interval is that of the number of changed answers.
     """
-    now_s, prices, found = asyncio.get_running_loop().time, dict[str, Prices](), list[Incident]()
+    now_s, prices, costed = asyncio.get_running_loop().time, dict[str, Prices](), list[Incident]()
     until_s = now_s() + COST_S
     for incident in incidents:
         if incident.model not in prices:
@@ -237,8 +237,8 @@ async def with_costs(
         if changed is not None and worth is not None:
             counted = msgspec.structs.replace(changed, weight=1.0)
             cost = cost_figure(counted, counted.estimate, of_model, worth)
-        found.append(msgspec.structs.replace(incident, cost=cost))
-    return found
+        costed.append(msgspec.structs.replace(incident, cost=cost))
+    return costed
 
 
 async def story(connection: AsyncConnection, incident: Incident) -> list[StoryEvent]:

@@ -375,25 +375,29 @@ async def _drawn(
     rows = (await connection.execute(_DRAWS, values)).all()
     everything = [row.id for row in rows if row.is_all]
     own = [row.id for row in rows if not row.is_all and slice_id in {0, row.id}]
-    found: dict[tuple[int, int], SliceClusters] = {}
+    drawn_sums: dict[tuple[int, int], SliceClusters] = {}
     for draws, slices in (
         *(((everything, [slice_id] if slice_id else None),) if everything else ()),
-        *(([one, *everything], [one]) for one in own),
+        *(([slice_, *everything], [slice_]) for slice_ in own),
     ):
         sums = await _sums(connection, _DRAWN, {**values, "drawn_for": draws}, slices)
-        found |= {(one.version_id, one.slice_id): one for one in sums}
-    if not found:
+        drawn_sums |= {(slice_.version_id, slice_.slice_id): slice_ for slice_ in sums}
+    if not drawn_sums:
         return {}
     sides = [
         Side(version_id=version, begin=values["begin"], end=values["end"], cap=1.0)
-        for version in sorted({version for version, _ in found})
+        for version in sorted({version for version, _ in drawn_sums})
     ]
-    of_slices = sorted({one for _, one in found})
+    of_slices = sorted({slice_ for _, slice_ in drawn_sums})
     changed = {
-        (one.version_id, one.slice_id): one.of["flip"]
-        for one in await cluster_sums(connection, sides, slice_ids=of_slices, measures=_CHANGED)
+        (slice_.version_id, slice_.slice_id): slice_.of["flip"]
+        for slice_ in await cluster_sums(connection, sides, slice_ids=of_slices, measures=_CHANGED)
     }
-    return {key: Drawn(changed=changed[key], **_fields(one)) for key, one in found.items() if key in changed}
+    return {
+        key: Drawn(changed=changed[key], **_fields(slice_))
+        for key, slice_ in drawn_sums.items()
+        if key in changed
+    }
 
 
 def _fields(one: SliceClusters) -> dict[str, Any]:

@@ -87,11 +87,11 @@ async def paused(connection: AsyncConnection, max_share: float) -> dict[str, str
     now, here = await _local(connection)
     entry = await newest(connection, _ACTIONS)
     fleet = Pause() if entry is None else _read(entry.after, entry.at).at(now)
-    found = await _at_sidecars(connection, here, max_share) if here else {}
-    found |= {model: order.in_words() for model, order in fleet.models.items()}
+    words = await _at_sidecars(connection, here, max_share) if here else {}
+    words |= {model: order.in_words() for model, order in fleet.models.items()}
     if fleet.everything is not None:
-        found[EVERYTHING] = fleet.everything.in_words()
-    return found
+        words[EVERYTHING] = fleet.everything.in_words()
+    return words
 
 
 async def _at_sidecars(
@@ -104,7 +104,7 @@ async def _at_sidecars(
             serves.setdefault(model, set()).add(source)
     sources = set((await connection.scalars(_SIDECARS)).all())
     models = serves.keys() | {model for pause in here for model in pause.pause.models}
-    found = {}
+    words = {}
     for model in sorted(models) or [EVERYTHING]:
         of_model = serves.get(model) or sources
         orders = [
@@ -114,10 +114,10 @@ async def _at_sidecars(
             and (order := pause.pause.everything or pause.pause.models.get(model)) is not None
         ]
         if orders and len(orders) > max_share * len(of_model):
-            source, order = min(orders, key=lambda one: one[1].at)
+            source, order = min(orders, key=lambda entry: entry[1].at)
             where = f"at sidecar {source}" if len(of_model) == 1 else _where(len(orders), len(of_model))
-            found[model] = f"{where} {order.in_words()}"
-    return found
+            words[model] = f"{where} {order.in_words()}"
+    return words
 
 
 def _where(n: int, of: int) -> str:

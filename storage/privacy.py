@@ -274,7 +274,7 @@ class Search:
         for table in REDACTED:
             self._progress(f"searching {table}")
             places.append(await self._texts(table, erase=erase))
-        return [place for place in places if place.n]
+        return [holding for holding in places if holding.n]
 
     def is_one(self, message: bytes) -> bool:
         """Return whether a message of the stream, or of the quarantine, is searched; an exchange of it is noted."""
@@ -311,7 +311,7 @@ class Search:
         condition, values = self._condition()
         async with self._database.begin() as connection:
             days = await partition_days(connection)
-        found = Place(place="comparison", n=0)
+        holding = Place(place="comparison", n=0)
         for day in days:
             self._progress(f"searching comparison, {day}")
             rows = await self._rows(
@@ -321,15 +321,15 @@ class Search:
             )
             for row in rows:
                 self.exchanges.add(row.id, row.trace)
-                found = _with(found, row.n, row.captured_at, row.captured_at)
+                holding = _with(holding, row.n, row.captured_at, row.captured_at)
             if erase:
                 await self._delete_comparisons([(row.captured_at, row.id) for row in rows])
-        return found
+        return holding
 
     def _condition(self) -> tuple[str, dict[str, Any]]:
         values = list(self._wanted.values)
         # An exchange that another place has shown is searched as well: a worker may have stored it since then.
-        ids = {"ids": [_dashed(one) for one in self.exchanges.ids]}
+        ids = {"ids": [_dashed(exchange_id) for exchange_id in self.exchanges.ids]}
         by_id = "exchange_id = any(cast(:ids as uuid[]))"
         if self._wanted.key == EXCHANGE:
             return by_id, ids
@@ -348,30 +348,34 @@ class Search:
     async def _delete_comparisons(self, rows: Sequence[tuple[datetime, str]]) -> None:
         for first in range(0, len(rows), _IDS):
             chunk = rows[first : first + _IDS]
-            await self._rows(_ERASE_COMPARISONS, times=[at for at, _ in chunk], ids=[one for _, one in chunk])
+            await self._rows(
+                _ERASE_COMPARISONS,
+                times=[at for at, _ in chunk],
+                ids=[exchange_id for _, exchange_id in chunk],
+            )
 
     async def _by_id(self, table: str, *, erase: bool) -> Place:
-        found = Place(place=table, n=0)
+        holding = Place(place=table, n=0)
         for ids in _chunks(self.exchanges.ids):
             (row,) = await self._rows(_COUNT.format(table=table), ids=ids)
-            found = _with(found, row.n, row.first, row.last)
+            holding = _with(holding, row.n, row.first, row.last)
             if erase and row.n:
                 await self._rows(_DELETE.format(table=table), ids=ids)
-        return found
+        return holding
 
     async def _quarantine(self, *, erase: bool) -> Place:
-        found, last = Place(place="quarantine", n=0), 0
+        holding, last = Place(place="quarantine", n=0), 0
         while rows := await self._rows(_QUARANTINE, last=last):
             last = rows[-1].id
             self._progress(f"searching quarantine, {last}")
             hits = [row for row in rows if self._is_quarantined(row)]
             for row in hits:
-                found = _with(found, 1, row.quarantined_at, row.quarantined_at)
+                holding = _with(holding, 1, row.quarantined_at, row.quarantined_at)
                 if row.exchange_id is not None:
                     self.exchanges.add(str(row.exchange_id), "")
             if erase and hits:
                 await self._rows("delete from quarantine where id = any(:ids)", ids=[row.id for row in hits])
-        return found
+        return holding
 
     def _is_quarantined(self, row: Any) -> bool:
         if row.exchange_id is not None and str(row.exchange_id).replace("-", "") in self.exchanges.ids:
@@ -382,7 +386,7 @@ class Search:
 
     async def _sessions(self, *, erase: bool) -> Place:
         """Search the open sessions: one of the person goes, and of another one the items of the exchanges go."""
-        found = Place(place="session", n=0)
+        holding = Place(place="session", n=0)
         for key in await self._rows(_SESSIONS):
             values: dict[str, Any] = {"version": key.version, "policy": key.policy, "group": key.group_key}
             async with self._database.begin() as connection:
@@ -395,13 +399,13 @@ class Search:
                     kept = []
                 elif len(kept) == len(items):
                     continue
-                found = _with(found, 1, row.opened_at, row.opened_at)
+                holding = _with(holding, 1, row.opened_at, row.opened_at)
                 if erase and kept:
                     values["items"] = msgspec.msgpack.encode(kept)
                     await connection.execute(text(_KEEP_ITEMS), values)
                 elif erase:
                     await connection.execute(text(_DELETE_SESSION), values)
-        return found
+        return holding
 
     async def _texts(self, table: str, *, erase: bool) -> Place:
         """Search the texts of a table, and replace in them what is found."""
@@ -422,7 +426,7 @@ class Search:
                     " where replace(m[1], '-', '') = any(cast(:tokens as text[])))"
                 )
                 values["tokens"] = sorted(redactor.tokens)
-        found, last = Place(place=table, n=0), "(0,0)"
+        holding, last = Place(place=table, n=0), "(0,0)"
         statement = (
             f"select cast(ctid as text) as row_id, {', '.join(columns)} from {table}"  # noqa: S608 - constants
             f" where ctid > cast(cast(:last as text) as tid) and ({' or '.join(conditions) or 'false'})"
@@ -434,11 +438,11 @@ class Search:
                 rows = result.mappings().all()
                 for row in rows:
                     changed = self._changed(table, row, redactor)
-                    found = _with(found, int(bool(changed)), None, None)
+                    holding = _with(holding, int(bool(changed)), None, None)
                     if erase and changed:
                         await self._update(connection, table, str(row["row_id"]), changed)
             if len(rows) < _PAGE:
-                return found
+                return holding
             last = str(rows[-1]["row_id"])
 
     def _changed(self, table: str, row: RowMapping, redactor: "Redactor") -> dict[str, Any]:
@@ -455,8 +459,8 @@ class Search:
         if table == "clustering":
             clustering = load_clustering(bytes(row["content"]))
             vocabulary = {
-                key: frozenset(value for value in known if value not in self._wanted.values)
-                for key, known in clustering.vocabulary.items()
+                key: frozenset(value for value in values if value not in self._wanted.values)
+                for key, values in clustering.vocabulary.items()
             }
             if self._wanted.is_value and vocabulary != clustering.vocabulary:
                 changed["content"] = dump_clustering(
@@ -546,21 +550,21 @@ class Redactor:
         if isinstance(value, Mapping):
             # Keys such as `key` and `equals` are names of fields, whatever the value is.
             return {
-                key if _FIELD.fullmatch(key) else self._text(key): self.without(one)
-                for key, one in value.items()
+                key if _FIELD.fullmatch(key) else self._text(key): self.without(entry)
+                for key, entry in value.items()
             }
         if isinstance(value, list | tuple):
             return [
-                self.without(one, drop=drop)
-                for one in value
-                if not self._is_of_an_exchange(one) and not (drop and self.found(one))
+                self.without(entry, drop=drop)
+                for entry in value
+                if not self._is_of_an_exchange(entry) and not (drop and self.found(entry))
             ]
         return value
 
     def _is_of_an_exchange(self, entry: Any) -> bool:
         """Return whether an entry of a list is about an exchange: it is its id, or has it as a value."""
         texts = entry.values() if isinstance(entry, Mapping) else [entry]
-        return any(isinstance(one, str) and self._ids(one) for one in texts)
+        return any(isinstance(member, str) and self._ids(member) for member in texts)
 
     def _ids(self, value: str) -> bool:
         return any(match[0].replace("-", "") in self.tokens for match in _ID.finditer(value))

@@ -27,10 +27,10 @@ async def servings(
         Only this model; empty: all.
     """
     pauses = await paused(connection, max_share)
-    found: dict[tuple[str, str], Serving] = {}
+    by_version: dict[tuple[str, str], Serving] = {}
     for row in (await connection.execute(_VERSIONS, {"model": model})).mappings():
         # A version may stand there with several references: the one that was seen last counts.
-        found.setdefault(
+        by_version.setdefault(
             (row["model"], row["candidate_version"]),
             Serving(
                 serves=None if row["serving"] is None else Serves(row["serving"]),
@@ -39,4 +39,4 @@ async def servings(
                 paused=pauses.get(row["model"]) or pauses.get(EVERYTHING) or "",
             ),
         )
-    return found
+    return by_version

@@ -148,8 +148,10 @@ def _newer(connection: Connection) -> str:
     """Return the revision of the database if this release does not know it, else an empty string."""
     revision = _revision(connection)
     connection.commit()
-    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
-    return revision if revision is not None and revision not in known else ""
+    known_revisions = {
+        script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()
+    }
+    return revision if revision is not None and revision not in known_revisions else ""
 
 
 def _upgrade(connection: Connection, on_applied: Callable[..., None]) -> None:

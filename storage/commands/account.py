@@ -76,8 +76,8 @@ async def accounts(connection: AsyncConnection) -> dict[str, dict[str, Account]]
     RetryError
         Postgres is not available.
     """
-    found: dict[str, dict[str, Account]] = {}
+    by_model: dict[str, dict[str, Account]] = {}
     for row in (await connection.execute(_ACCOUNT, {"silent": SILENT})).mappings():
         figures = {name: row[name] for name in Account.__struct_fields__}
-        found.setdefault(row["model"], {})[row["stratum"]] = Account(**figures)
-    return found
+        by_model.setdefault(row["model"], {})[row["stratum"]] = Account(**figures)
+    return by_model

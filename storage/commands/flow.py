@@ -221,7 +221,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     def __add__(self, other: "Step") -> "Step":
         """Return the exchanges of both."""
-        last = max((one for one in (self.last, other.last) if one is not None), default=None)
+        last = max((at for at in (self.last, other.last) if at is not None), default=None)
         return Step(recent=self.recent + other.recent, total=self.total + other.total, last=last)
 
 
@@ -372,24 +372,24 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
         Postgres is not available.
     """
     await connection.execute(text("set transaction isolation level repeatable read, read only"))
-    found = _Found()
-    totals = await _read_tallies(connection, found, begin)
+    figures = _Found()
+    totals = await _read_tallies(connection, figures, begin)
     for statement in _STEPS:
         for row in await _rows(connection, statement, begin=begin):
-            found.put(row["model"], row["step"], recent=row["recent"], total=row["total"], last=row["at"])
+            figures.put(row["model"], row["step"], recent=row["recent"], total=row["total"], last=row["at"])
     for row in await _rows(connection, _QUARANTINED, begin=begin):
         step = f"quarantined {row['reason']}"
-        found.put(row["model"], step, recent=row["recent"], total=row["total"], last=row["at"])
-        found.details.setdefault(row["model"], {})[row["reason"]] = row["detail"]
+        figures.put(row["model"], step, recent=row["recent"], total=row["total"], last=row["at"])
+        figures.details.setdefault(row["model"], {})[row["reason"]] = row["detail"]
     for row in await _rows(connection, _MEASURED, begin=begin):
-        found.measured[row["model"]] = row["n_items"], row["n_unmeasured"]
+        figures.measured[row["model"]] = row["n_items"], row["n_unmeasured"]
     for row in await _rows(connection, _UNREFERENCED, begin=begin):
-        found.unreferenced.setdefault(row["model"], []).append(row["version"])
-    await _read_verdicts(connection, found, begin)
-    await _read_rates(connection, found)
+        figures.unreferenced.setdefault(row["model"], []).append(row["version"])
+    await _read_verdicts(connection, figures, begin)
+    await _read_rates(connection, figures)
     learned_s = {row["model"]: row["learned_s"] for row in await _rows(connection, _LEARNED_LATENCY)}
     for row in await _rows(connection, _LATENCY, begin=begin):
-        found.latencies[row["model"]] = Latency(
+        figures.latencies[row["model"]] = Latency(
             n=row["n"], median_s=row["median_s"], p99_s=row["p99_s"], learned_s=learned_s.get(row["model"])
         )
     fold = next(iter(await _rows(connection, _FOLD)), None)
@@ -398,9 +398,9 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
     for (model, version), beside in (await servings(connection, max_share)).items():
         serving.setdefault(model, {})[version] = beside
     return Flow(
-        models=found.models(),
-        offered=found.step("", "offered"),
-        captured=found.step("", "taken"),
+        models=figures.models(),
+        offered=figures.step("", "offered"),
+        captured=figures.step("", "taken"),
         n_sidecars=len({row["source"] for row in totals}),
         tallied_at=max((row["at"] for row in totals), default=None),
         folded_at=fold["folded_at"] if fold else None,
@@ -471,9 +471,9 @@ class _Found:
 
     def put(self, model: str, step: str, **values: Any) -> None:
         """Set the values that are not null."""
-        given = {name: value for name, value in values.items() if value is not None}
-        if given:
-            self._steps.setdefault((model, step), {}).update(given)
+        non_null = {name: value for name, value in values.items() if value is not None}
+        if non_null:
+            self._steps.setdefault((model, step), {}).update(non_null)
 
     def add(self, model: str, step: str, period: str, n: float) -> None:
         if n:
@@ -527,7 +527,9 @@ class _Found:
         return {name: self._model(name) for name in sorted(names)}
 
     def _model(self, name: str) -> ModelFlow:
-        compared, folded, unfolded = (self.step(name, one) for one in ("compared", "folded", "unfolded"))
+        compared, folded, unfolded = (
+            self.step(name, step_name) for step_name in ("compared", "folded", "unfolded")
+        )
         last_lost = self.step(name, "lost").last
         last_nameless = self.step("", "lost").last
         captured = self.step(name, "taken")
@@ -568,9 +570,9 @@ class _Found:
         )
 
     def _by_reason(self, model: str, prefix: str) -> dict[str, Step]:
-        names = [step for one, step in self._steps if one == model and step.startswith(prefix)]
-        found = {name.removeprefix(prefix): self.step(model, name) for name in names}
-        ordered = sorted(found.items(), key=lambda item: (-item[1].recent, -item[1].total, item[0]))
+        names = [step for of_model, step in self._steps if of_model == model and step.startswith(prefix)]
+        by_reason = {name.removeprefix(prefix): self.step(model, name) for name in names}
+        ordered = sorted(by_reason.items(), key=lambda item: (-item[1].recent, -item[1].total, item[0]))
         return {reason: step for reason, step in ordered if step.total or step.recent}
 
 

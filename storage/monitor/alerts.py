@@ -455,12 +455,12 @@ async def alerts_between(
 ) -> list[AlertFact]:
     """Return the alerts that were open in a time, pages first, as they were at its end."""
     values = {"begin": begin, "end": end, "versions": list(version_ids)}
-    found = [_fact(row) for row in (await connection.execute(_BETWEEN, values)).mappings()]
+    alerts = [_fact(row) for row in (await connection.execute(_BETWEEN, values)).mappings()]
     return [
         alert
         if alert.resolved_at is None or alert.resolved_at < end
         else msgspec.structs.replace(alert, resolved_at=None, ended="")
-        for alert in found
+        for alert in alerts
     ]
 
 
@@ -486,14 +486,16 @@ async def actions_of(connection: AsyncConnection, alert_id: int) -> list[ActionF
 async def findings_of(connection: AsyncConnection, alert_ids: Sequence[int]) -> dict[int, list[Finding]]:
     """Return the newest finding of each kind about alerts, cause first; alerts without one are left out."""
     kinds = list(FindingKind)
-    found: dict[int, list[Finding]] = {}
+    findings: dict[int, list[Finding]] = {}
     for row in (await connection.execute(_FINDINGS, {"ids": list(alert_ids), "kinds": kinds})).mappings():
         details = dict(row["finding"])
         kind = FindingKind(details.pop("kind"))
-        found.setdefault(row["alert_id"], []).append(
+        findings.setdefault(row["alert_id"], []).append(
             Finding(kind=kind, by=row["by"], at=row["at"], text=row["text"], details=details)
         )
-    return {alert: sorted(some, key=lambda one: kinds.index(one.kind)) for alert, some in found.items()}
+    return {
+        alert: sorted(some, key=lambda finding: kinds.index(finding.kind)) for alert, some in findings.items()
+    }
 
 
 async def add_finding(
@@ -559,7 +561,7 @@ async def act(
         "reason": reason,
         "finding": None if finding is None else msgspec.json.encode(finding).decode(),
     }
-    made = _action((await connection.execute(_ADD, values)).mappings().one())
+    action = _action((await connection.execute(_ADD, values)).mappings().one())
     after: dict[str, Any] = {
         "acknowledged": what is Act.ACK or (what is Act.NOTE and alert.acknowledged is not None)
     }
@@ -574,7 +576,7 @@ async def act(
         after=after,
         note=reason,
     )
-    return made
+    return action
 
 
 def check_reason(reason: str, word: str = "the reason") -> str:
@@ -638,21 +640,21 @@ async def current_alerts(
     current = [_fact(row) for row in (await connection.execute(_OPEN)).mappings()]
     values = {"span": ended_for, "worse": _WORSE}
     ended = [Ended(**row) for row in (await connection.execute(_ENDED, values)).mappings()]
-    known = await alerts_by_id(connection, {end.alert_id for end in ended})
-    return current, [(known[end.alert_id], end) for end in ended]
+    alerts = await alerts_by_id(connection, {end.alert_id for end in ended})
+    return current, [(alerts[end.alert_id], end) for end in ended]
 
 
 async def due_deliveries(connection: AsyncConnection, most: int) -> list[Delivery]:
     """Return what the webhook should get now, what waits longest first."""
     rows = (await connection.execute(_DUE, {"most": most})).mappings().all()
-    known = await alerts_by_id(connection, {row["alert_id"] for row in rows})
+    alerts = await alerts_by_id(connection, {row["alert_id"] for row in rows})
     return [
         Delivery(
             id=row["id"],
             attempts=row["attempts"],
             change=_change(row),
             at=row["at"],
-            alert=known[row["alert_id"]],
+            alert=alerts[row["alert_id"]],
             details=row["details"],
             text=words_of(row["text"], row["details"]),
         )

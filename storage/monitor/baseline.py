@@ -151,13 +151,13 @@ async def find_slices(connection: AsyncConnection, model: str, names: Sequence[s
     OperatorError
         There is no slice of that name.
     """
-    known = {row.id: row.name for row in await connection.execute(_SLICES, {"model": model})}
-    if missing := set(names) - set(known.values()):
+    slice_names = {row.id: row.name for row in await connection.execute(_SLICES, {"model": model})}
+    if missing := set(names) - set(slice_names.values()):
         raise OperatorError(
             f"model `{model}` has no slice {', '.join(f'`{name}`' for name in sorted(missing))}; "
-            f"slices: {', '.join(known.values())}"
+            f"slices: {', '.join(slice_names.values())}"
         )
-    return {slice_id: name for slice_id, name in known.items() if not names or name in names}
+    return {slice_id: name for slice_id, name in slice_names.items() if not names or name in names}
 
 
 async def baselines(

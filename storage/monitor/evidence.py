@@ -222,7 +222,7 @@ class Evidence:
 
     async def alerting(self, versions: Sequence[int]) -> list[Alerting]:
         """Return the open alerts of some versions, oldest first, at most 256; without those whose event is not readable."""
-        found = await self._connection.execute(_ALERTING, {"versions": list(versions), "most": _MOST_ALERTS})
+        result = await self._connection.execute(_ALERTING, {"versions": list(versions), "most": _MOST_ALERTS})
         return [
             Alerting(
                 model_version_id=row["model_version_id"],
@@ -230,7 +230,7 @@ class Evidence:
                 severity=Verdict(row["severity"]),
                 event=event,
             )
-            for row in found.mappings()
+            for row in result.mappings()
             if (event := event_of(row["details"])) is not None
         ]
 

@@ -217,10 +217,10 @@ async def _arrange(
     connection: AsyncConnection, rows: Sequence[RowMapping], *, now: datetime, fold_seq: int, webhook: bool
 ) -> None:
     ids = sorted({row["incident"] for row in rows if row["incident"] is not None})
-    known = {row["id"]: row for row in (await connection.execute(_KNOWN, {"ids": ids})).mappings()}
+    incidents = {row["id"]: row for row in (await connection.execute(_KNOWN, {"ids": ids})).mappings()}
     before = await connection.scalar(_BEFORE)
     is_due = before is None or _turn(before) != _turn(now)
-    traffic = await _traffic(connection, rows, known) if is_due else None
+    traffic = await _traffic(connection, rows, incidents) if is_due else None
     by_version: dict[int, list[IncidentAlert]] = {}
     slices: dict[int, tuple[int, int]] = {}
     for row in rows:
@@ -239,7 +239,7 @@ async def _arrange(
                 connection,
                 grouping,
                 version,
-                known.get(grouping.incident or 0),
+                incidents.get(grouping.incident or 0),
                 at_slices,
                 now=now,
                 fold_seq=fold_seq,
@@ -257,7 +257,7 @@ async def _traffic(
     """Return the traffic of slices with a lasting alert that are silent while their version serves, or were before."""
     lasting = [row for row in rows if row["ended_at"] is None]
     away = {number for number, row in known.items() if row["mitigation"] == Mitigation.ROUTED}
-    found: dict[tuple[int, int], _Traffic] = {}
+    by_slice: dict[tuple[int, int], _Traffic] = {}
     for with_all in (False, True):
         some = [row for row in lasting if (row["incident"] in away) is with_all]
         if not some:
@@ -271,7 +271,7 @@ async def _traffic(
             "most": _MOST_ROWS,
         }
         for row in (await connection.execute(_TRAFFIC, asked)).mappings():
-            found[row["version_id"], row["slice_id"]] = _Traffic(
+            by_slice[row["version_id"], row["slice_id"]] = _Traffic(
                 traffic=SliceTraffic(
                     last_at=row["last_at"],
                     now=row["now"],
@@ -281,7 +281,7 @@ async def _traffic(
                 n_slice=int(row["n_slice"]),
                 n_all=int(row["n_all"]),
             )
-    return found
+    return by_slice
 
 
 async def _store(
@@ -314,7 +314,7 @@ async def _store(
         )
     routed = _routed(grouping, known, traffic)
     is_reported = known is not None and known["mitigation"] == Mitigation.REPORTED
-    found = standing(
+    after = standing(
         grouping.alerts,
         known["ended_at"] if known is not None and is_reported else None,
         {number: counts.last_at for number, counts in routed.items()},
@@ -324,31 +324,31 @@ async def _store(
         await _change(connection, incident, before, opened, fold_seq=fold_seq)
     else:
         before = msgspec.convert({name: known[name] for name in Standing.__struct_fields__}, Standing)
-    if known is None or found != before or (began, opened) != (known["began_at"], known["opened_at"]):
+    if known is None or after != before or (began, opened) != (known["began_at"], known["opened_at"]):
         values = {
             "incident": incident,
             "began": began,
             "opened": opened,
-            "ended": found.ended_at,
-            "state": found.state,
-            "mitigation": found.mitigation,
+            "ended": after.ended_at,
+            "state": after.state,
+            "mitigation": after.mitigation,
             "was": before.state,
             "was_mitigation": before.mitigation,
         }
         if await connection.scalar(_SET, values) is None:
             return
     lasting = [alert.id for alert in grouping.alerts if alert.ended_at is None]
-    if (found.state, found.mitigation) != (before.state, before.mitigation):
+    if (after.state, after.mitigation) != (before.state, before.mitigation):
         change = await _change(
             connection,
             incident,
-            found,
-            found.ended_at or now,
+            after,
+            after.ended_at or now,
             fold_seq=fold_seq,
-            counts={str(number): counts for number, counts in routed.items()} if found.mitigation else {},
+            counts={str(number): counts for number, counts in routed.items()} if after.mitigation else {},
         )
         # What replaces a version, and recovery, are changes of the alerts, and reported as such.
-        is_own = not {found.mitigation, before.mitigation}.isdisjoint(
+        is_own = not {after.mitigation, before.mitigation}.isdisjoint(
             {Mitigation.ROUTED, Mitigation.REPORTED}
         )
     elif known is not None and not known["is_taken_over"]:
@@ -369,7 +369,7 @@ def _routed(
         if known is not None and known["mitigation"] == Mitigation.ROUTED
         else {}
     )
-    found: dict[int, _Counts] = {}
+    routed_away: dict[int, _Counts] = {}
     lasting = [alert.id for alert in grouping.alerts if alert.ended_at is None]
     if traffic is None:
         return {alert: counts for alert, counts in before.items() if alert in lasting}
@@ -379,10 +379,10 @@ def _routed(
             continue
         then = before.get(alert.id)
         if then is not None and now.is_still_away(then):
-            found[alert.id] = then
+            routed_away[alert.id] = then
         elif then is None and now.traffic.is_routed_away:
-            found[alert.id] = now.counts()
-    return found
+            routed_away[alert.id] = now.counts()
+    return routed_away
 
 
 async def _change(

@@ -144,7 +144,7 @@ async def write(
     if outcome.transitions:
         keys = {(row.model_version_id, row.slice_id) for row in outcome.transitions}
         await connection.execute(
-            _VERDICT_ALERTS, [{"version": version, "slice": place} for version, place in sorted(keys)]
+            _VERDICT_ALERTS, [{"version": version, "slice": slice_id} for version, slice_id in sorted(keys)]
         )
     if outcome.verdicts or outcome.transitions:
         await escalate(connection, webhook=webhook)
@@ -219,9 +219,9 @@ async def _write_transition(
         ended = None if row.ended is None else row.ended.value
         alert_id = await connection.scalar(_CLOSE, {**key, "at": from_us(row.at_us), "ended": ended})
     elif row.episode is Episode.REOPEN:
-        known = (await connection.execute(_REOPEN, key)).mappings().one_or_none()
-        if known is not None:
-            alert_id, event = known["id"], event_of({**known["details"], **_returned(row)})
+        reopened = (await connection.execute(_REOPEN, key)).mappings().one_or_none()
+        if reopened is not None:
+            alert_id, event = reopened["id"], event_of({**reopened["details"], **_returned(row)})
     words = None
     if event is not None and alert_id is not None:
         now = msgspec.structs.replace(row, event=event)

@@ -195,11 +195,11 @@ async def bins(
         are too many to read.
     """
     begin, split, end = times
-    found: tuple[list[float], list[float]] = ([], [])
+    histograms: tuple[list[float], list[float]] = ([], [])
     hour = split.replace(minute=0, second=0, microsecond=0)
     parameters = {"version": version_id, "slice": slice_id, "begin": begin, "split": split, "end": end}
     for row in (await connection.execute(_BINS, {**parameters, "hour": hour})).mappings():
-        sums = found[0 if row["is_before"] else 1]
+        sums = histograms[0 if row["is_before"] else 1]
         sums[:] = [a + b for a, b in zip(sums or [0.0] * 64, row["bins"], strict=True)]
     divided = {"version": version_id, "slice": slice_id, "split": split, "hour": hour, "edges": list(EDGES)}
 
@@ -207,10 +207,10 @@ async def bins(
         return list((await connection.execute(_SPLIT, divided)).mappings())
 
     for row in await in_time(connection, read, PATIENCE_S) or ():
-        sums = found[0 if row["is_before"] else 1]
+        sums = histograms[0 if row["is_before"] else 1]
         sums[:] = sums or [0.0] * 64
         sums[row["bin"]] += row["weight"]
-    return found
+    return histograms
 
 
 async def worst(
@@ -248,8 +248,8 @@ async def singles(
     for longest, patience_s in _LOOKED:
         period = (max(begin, end - longest), end)
         read = partial(worst, connection, version_id, slice_id, period, most=20)
-        found = await in_time(connection, read, patience_s)
-        if found is None:
+        exchanges = await in_time(connection, read, patience_s)
+        if exchanges is None:
             continue
         wanted = connection, version_id, slice_id, period
         changed = await in_time(connection, partial(directions, *wanted, labels=labels), _PATIENCE_S)
@@ -259,7 +259,7 @@ async def singles(
         )
         return Singles(
             begin=period[0],
-            worst=tuple(found),
+            worst=tuple(exchanges),
             directions=None if changed is None else tuple(changed),
             margins=None if bars is None else tuple(bars),
             times=None if took is None else tuple(took),
@@ -325,8 +325,8 @@ async def _of_slice(
     """Return the rows of a query as it stands on the page: Postgres finds a rare slice by its number alone, not by a parameter."""
     begin, end = period
     filled = queries.filled(query, **keys, begin=begin, end=end)
-    found = (await connection.exec_driver_sql(filled)).mappings()
-    return [msgspec.convert(dict(row), kind, strict=False) for row in found]
+    result = (await connection.exec_driver_sql(filled)).mappings()
+    return [msgspec.convert(dict(row), kind, strict=False) for row in result]
 
 
 async def happenings(
@@ -339,20 +339,20 @@ async def happenings(
 
 async def baselines(connection: AsyncConnection, version_id: int, slice_id: int) -> dict[str, BaselineNow]:
     """Return the learned or accepted baseline that applies now, by metric."""
-    found = await rows(connection, BaselineNow, _BASELINES, version=version_id, slice=slice_id)
-    return {one.metric: one for one in found}
+    records = await rows(connection, BaselineNow, _BASELINES, version=version_id, slice=slice_id)
+    return {baseline.metric: baseline for baseline in records}
 
 
 async def truth(
     connection: AsyncConnection, version_id: int, slice_id: int, begin: datetime, end: datetime
 ) -> Outcome | None:
     """Return what true labels say of a slice, None without labels or where they take too long to read."""
-    found = await in_time(
+    of_slice = await in_time(
         connection,
         partial(outcomes, connection, [version_id], begin, end, slice_id=slice_id),
         _PATIENCE_S,
     )
-    return found[0] if found else None
+    return of_slice[0] if of_slice else None
 
 
 async def steps(connection: AsyncConnection, alert_id: int) -> list[Step]:

@@ -270,13 +270,13 @@ async def in_time(
     try:
         async with connection.begin_nested():
             await connection.execute(text(f"set local statement_timeout = {int(1000 * timeout_s)}"))
-            found = await read()
+            result = await read()
             await connection.execute(text("set local statement_timeout to default"))
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", "") != _CANCELED:
             raise
         return None
-    return found
+    return result
 
 
 @asynccontextmanager
@@ -291,8 +291,8 @@ async def rows(
     connection: AsyncConnection, kind: type[_T], statement: TextClause, **parameters: Any
 ) -> list[_T]:
     """Return the rows of a statement as records."""
-    found = (await connection.execute(statement, parameters)).mappings()
-    return [msgspec.convert(dict(row), kind, strict=False) for row in found]
+    result = (await connection.execute(statement, parameters)).mappings()
+    return [msgspec.convert(dict(row), kind, strict=False) for row in result]
 
 
 async def state(connection: AsyncConnection) -> str:
@@ -310,8 +310,8 @@ async def traffic(
     connection: AsyncConnection, version: VersionNow, as_of: datetime, slice_ids: Sequence[int] = ()
 ) -> dict[int, SliceFigures]:
     """Return the figures of each slice of a version in the last day with data; intervals count the people of `slice_ids`."""
-    found = seen(version)
-    return {} if found is None else await last_day(connection, found, as_of, slice_ids=slice_ids)
+    of = seen(version)
+    return {} if of is None else await last_day(connection, of, as_of, slice_ids=slice_ids)
 
 
 def seen(version: VersionNow) -> Version | None:
@@ -363,10 +363,10 @@ async def changes(
     connection: AsyncConnection, version_id: int, slice_ids: list[int], begin: datetime
 ) -> dict[int, list[Change]]:
     """Return the changes of verdict of slices since `begin`, in order."""
-    found: dict[int, list[Change]] = {}
+    by_slice: dict[int, list[Change]] = {}
     for change in await rows(connection, Change, _CHANGES, version=version_id, slices=slice_ids, begin=begin):
-        found.setdefault(change.slice_id, []).append(change)
-    return found
+        by_slice.setdefault(change.slice_id, []).append(change)
+    return by_slice
 
 
 async def unknowns(connection: AsyncConnection, version_id: int) -> list[Unknown]:
@@ -386,8 +386,8 @@ async def affected(
     async def read() -> tuple[dict[int, Figure] | None]:
         return (None if of is None else await people_affected(connection, of, as_of, slice_ids=slice_ids),)
 
-    found = await in_time(connection, read, PATIENCE_S)
-    return (None, False) if found is None else (found[0], True)
+    result = await in_time(connection, read, PATIENCE_S)
+    return (None, False) if result is None else (result[0], True)
 
 
 async def single_facts(
@@ -403,7 +403,7 @@ async def single_facts(
     labels = await in_time(connection, outcome, PATIENCE_S)
     return SingleFacts(
         people=people,
-        outcomes={found.slice_id: found for found in labels or ()},
+        outcomes={slice_outcome.slice_id: slice_outcome for slice_outcome in labels or ()},
         unread=tuple(
             name for name, read in (("people", is_read), ("labels", labels is not None)) if not read
         ),
@@ -419,10 +419,10 @@ async def item_times_quickly(
 
 async def item_times(connection: AsyncConnection, begin: datetime, end: datetime) -> list[ItemTimes]:
     """Return how long an item took on each side, by version and device, in the newest 500 batches of a time."""
-    found = (
+    result = (
         await connection.exec_driver_sql(queries.filled(queries.ITEM_TIMES, begin=begin, end=end))
     ).mappings()
-    return [msgspec.convert(dict(row), ItemTimes, strict=False) for row in found]
+    return [msgspec.convert(dict(row), ItemTimes, strict=False) for row in result]
 
 
 async def replays(connection: AsyncConnection, begin: datetime) -> list[Replays]:

@@ -226,14 +226,14 @@ async def described(connection: AsyncConnection) -> dict[str, list[Column]]:
         A view is missing: the schema is older than this release.
     """
     views = [resource.view for resource in RESOURCES if resource.view]
-    found: dict[str, list[Column]] = {}
+    by_view: dict[str, list[Column]] = {}
     for row in (await connection.execute(_DESCRIBED, {"views": views})).mappings():
         column = Column(name=row["name"], type=row["type"], comment=row["comment"] or "")
-        found.setdefault(row["view"], []).append(column)
-    if missing := sorted(set(views) - found.keys()):
+        by_view.setdefault(row["view"], []).append(column)
+    if missing := sorted(set(views) - by_view.keys()):
         raise OperatorError(f"the database has no view {', '.join(missing)}: run `quantdrift db upgrade`")
     return {
-        resource.name: found[resource.view]
+        resource.name: by_view[resource.view]
         if resource.view
         else [
             Column(name=name, type=kind, comment=comment)
@@ -291,10 +291,10 @@ async def read(
         f"select row_to_json(t)::text as row, array[{keys}] as key from {resource.source or resource.view} t {where}"  # noqa: S608
         f" order by {order} limit {int(limit) + 1}"
     )  # names of this module alone; values are parameters
-    found = (await connection.execute(text(query.replace("::", "\\:\\:")), values)).all()
-    shown = found[:limit]
+    rows = (await connection.execute(text(query.replace("::", "\\:\\:")), values)).all()
+    shown = rows[:limit]
     return Page(
-        rows=tuple(row.row for row in shown), cursor=_closed(shown[-1].key) if len(found) > len(shown) else ""
+        rows=tuple(row.row for row in shown), cursor=_closed(shown[-1].key) if len(rows) > len(shown) else ""
     )
 
 
@@ -308,7 +308,7 @@ def _opened(cursor: str, resource: Resource) -> list[Any]:
         written = msgspec.json.decode(
             base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True), type=list[str]
         )
-        values = [read(one) for (_, read), one in zip(resource.key, written, strict=True)]
+        values = [read(written_value) for (_, read), written_value in zip(resource.key, written, strict=True)]
     except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
         raise CursorError from error
     if any(isinstance(value, datetime) and value.tzinfo is None for value in values):

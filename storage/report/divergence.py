@@ -131,17 +131,17 @@ class Divergence(SnapshotReader):
                 Side(version_id=version, begin=window.begin, end=window.end, cap=cap)
                 for version, cap in caps.items()
             ]
-            found = await cluster_sums(
+            clusters = await cluster_sums(
                 self._connection, sides, slice_ids=slice_ids, width=width, measures=MORE_MEASURES
             )
             return [
                 SliceSums(
-                    version_id=one.version_id,
-                    slice_id=one.slice_id,
-                    at=one.at,
-                    sums=sums_of_clusters(one, caps[one.version_id]),
+                    version_id=slice_.version_id,
+                    slice_id=slice_.slice_id,
+                    at=slice_.at,
+                    sums=sums_of_clusters(slice_, caps[slice_.version_id]),
                 )
-                for one in found
+                for slice_ in clusters
             ]
         values = {"versions": list(caps), "slices": list(slice_ids), "begin": window.begin, "end": window.end}
         rows = await self._rows(_OF_GRAIN[window.grain], width=width, **values)

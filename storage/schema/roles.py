@@ -216,9 +216,9 @@ async def apply(dsn: Dsn, passwords: Mapping[str, str] | None = None, *, is_star
                     "the schema `public` belongs to another user, so that everybody may create functions in it and this one may not say who:"
                     " let a superuser run `alter schema public owner to` this user, and run this again"
                 )
-            known = await _logins(connection)
+            roles_with_login = await _logins(connection)
             for role, password in (passwords or {}).items():
-                await _login(connection, role, password, exists=role in known)
+                await _login(connection, role, password, exists=role in roles_with_login)
             changed = sorted(role for role, password in (passwords or {}).items() if password)
             if (changed and not is_start) or await connection.scalar(_RIGHTS, named) != before:
                 await add(
@@ -250,8 +250,8 @@ def login_of(role: str) -> str:
 
 
 async def _logins(connection: AsyncConnection) -> frozenset[str]:
-    found = set((await connection.scalars(text("select rolname from pg_roles"))).all())
-    return frozenset(role for role in ROLES if login_of(role) in found)
+    users = set((await connection.scalars(text("select rolname from pg_roles"))).all())
+    return frozenset(role for role in ROLES if login_of(role) in users)
 
 
 async def _execute(connection: AsyncConnection, statement: str) -> None:

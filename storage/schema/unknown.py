@@ -106,8 +106,8 @@ async def unknown_objects(connection: AsyncConnection) -> list[str]:
             "partitions": PARTITIONS,
             "erasure": ERASURE,
         }
-        found = [] if owner is None else (await connection.scalars(_UNKNOWN, values)).all()
-    return sorted(found)
+        objects = [] if owner is None else (await connection.scalars(_UNKNOWN, values)).all()
+    return sorted(objects)
 
 
 async def refuse_unknown(connection: AsyncConnection) -> None:
@@ -120,9 +120,9 @@ async def refuse_unknown(connection: AsyncConnection) -> None:
     RetryError, OperatorError
         As `Database.begin`.
     """
-    if found := await unknown_objects(connection):
-        named = "; ".join(plain(name) for name in found[:_SHOWN])
-        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    if unknown := await unknown_objects(connection):
+        named = "; ".join(plain(name) for name in unknown[:_SHOWN])
+        more = f"; and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
         raise OperatorError(
             "the database has what quantdrift did not make, and it would run with the rights of this command:"
             f" {named}{more}. Find out who made it, remove it, and give that user a new password; then run this again"

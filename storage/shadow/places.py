@@ -190,11 +190,11 @@ class Places:
         ruled = {name: rule for name, key in by_id.items() if (rule := self._rules.of(key)) is not None}
         if not ruled:
             return by_id
-        known = await connection.execute(
+        rows = await connection.execute(
             _KNOWN_SLICES,
             {"models": [model for model, _ in ruled], "predicates": [predicate for _, predicate in ruled]},
         )
-        placed = {(row.model, row.predicate) for row in known if row.has_place}
+        placed = {(row.model, row.predicate) for row in rows if row.has_place}
         wanting: dict[tuple[str, str, int], list[str]] = {}
         for name, rule in ruled.items():
             if name not in placed:
@@ -218,8 +218,8 @@ class Places:
         for model in sorted({key.model for key in keys}):
             named = {key.candidate_version for key in keys if key.model == model}
             names = sorted(named - {OTHER, OTHER + UNVERIFIED})
-            known = await connection.execute(_KNOWN_VERSIONS, {"model": model, "names": names})
-            placed[model] = {row.candidate_version for row in known if row.has_place}
+            rows = await connection.execute(_KNOWN_VERSIONS, {"model": model, "names": names})
+            placed[model] = {row.candidate_version for row in rows if row.has_place}
             wanting = [name for name in names if name not in placed[model]]
             if wanting:
                 counted = {"model": model, "other": OTHER}

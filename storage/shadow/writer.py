@@ -299,7 +299,7 @@ async def _ids(
     versions, policies, slices = await _known(connection, keys, list(epochs), wanted, places)
     missing = set(keys) - versions.keys()
     stored_as = await places.versions(connection, missing) if missing else {}
-    found = await _ids_of(
+    version_ids = await _ids_of(
         connection,
         tables.ModelVersion.__table__,
         ("model", "candidate_version", "reference_digest"),
@@ -310,8 +310,8 @@ async def _ids(
             for key in stored_as.values()
         },
     )
-    versions |= {key: found[msgspec.structs.astuple(of)] for key, of in stored_as.items()}
-    made = await _ids_of(
+    versions |= {key: version_ids[msgspec.structs.astuple(of)] for key, of in stored_as.items()}
+    policy_ids = await _ids_of(
         connection,
         tables.Policy.__table__,
         ("epoch",),
@@ -321,7 +321,7 @@ async def _ids(
             if epoch not in policies
         },
     )
-    policies |= {epoch: policy_id for (epoch,), policy_id in made.items()}
+    policies |= {epoch: policy_id for (epoch,), policy_id in policy_ids.items()}
     unplaced = [key for name, key in wanted.items() if name not in slices]
     stored_under = await places.slices(connection, unplaced) if unplaced else {}
     others = await _ids_of(
@@ -365,15 +365,15 @@ async def _known(
             "predicates": [predicate for _, predicate in names],
         },
     )
-    known: tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]] = ({}, {}, {})
-    for kind, place, row_id, has_place in rows:
+    ids: tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]] = ({}, {}, {})
+    for kind, position, row_id, has_place in rows:
         if kind == 0 and has_place:
-            known[0][versions[place - 1]] = row_id
+            ids[0][versions[position - 1]] = row_id
         elif kind == 1:
-            known[1][epochs[place - 1]] = row_id
-        elif kind == 2 and (has_place or not places.is_ruled(slices[names[place - 1]])):
-            known[2][names[place - 1]] = row_id
-    return known
+            ids[1][epochs[position - 1]] = row_id
+        elif kind == 2 and (has_place or not places.is_ruled(slices[names[position - 1]])):
+            ids[2][names[position - 1]] = row_id
+    return ids
 
 
 def _count_others(batch: StoreBatch, others: AbstractSet[tuple[str, str]]) -> dict[str, int]:

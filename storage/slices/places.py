@@ -114,8 +114,8 @@ async def settle_places(database: Database, model: str, source: str) -> list[Pla
             return []
         of_versions = source == VERSION
         what = {"model": model, "other": OTHER} if of_versions else {"model": model, "source": source}
-        found = (await connection.execute(_VERSIONS if of_versions else _SLICES, what)).mappings()
-        places = [Place(value=place["predicate"], **_times(place)) for place in found]
+        place_rows = (await connection.execute(_VERSIONS if of_versions else _SLICES, what)).mappings()
+        places = [Place(value=place_row["predicate"], **_times(place_row)) for place_row in place_rows]
         if of_versions:
             rows = set((await connection.scalars(_VERSION_ROWS, {"model": model})).all())
             row.reserved = [name for name in row.reserved if name not in rows and name in row.shares.counts]

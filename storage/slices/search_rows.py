@@ -106,8 +106,8 @@ async def searched_items(
     `zone` is that of `capture.time_zone`.
     """
     parameters = {**window.parameters(), "most": most}
-    found = await connection.stream(_SEARCHED, parameters, execution_options={"yield_per": _AT_ONCE})
-    async for row in found.mappings():
+    result = await connection.stream(_SEARCHED, parameters, execution_options={"yield_per": _AT_ONCE})
+    async for row in result.mappings():
         yield SearchedItem(
             exchange_id=row["exchange_id"],
             pi=row["pi"],
