@@ -107,7 +107,7 @@ def every_hash(text: str, key: bytes, ring: KeyRing | None = None) -> tuple[str,
     """
     with_plain = [_digest(key, text)] if key else []
     keys = () if ring is None else ring.keys
-    return (*with_plain, *(f"{one.id}:{_digest(one.derived(_PURPOSE), text)}" for one in keys))
+    return (*with_plain, *(f"{ring_key.id}:{_digest(ring_key.derived(_PURPOSE), text)}" for ring_key in keys))
 
 
 def _digest(key: bytes, text: str) -> str:

@@ -238,10 +238,10 @@ class Pipeline:
     def _row(self, row: int, model: str) -> int:
         """Return the row of an exchange whose model is known now, and move its counts there."""
         stratum, model_of_row = self._rows[row]
-        known = self._known.get(Row(stratum, model), row) if not model_of_row else row
-        if known != row:
-            self._slot.move(row, known, Count.TAKEN, Count.HANDED)
-        return known
+        model_row = self._known.get(Row(stratum, model), row) if not model_of_row else row
+        if model_row != row:
+            self._slot.move(row, model_row, Count.TAKEN, Count.HANDED)
+        return model_row
 
     def _log_error(self, meta: RawMeta) -> None:
         self._n_errors += 1

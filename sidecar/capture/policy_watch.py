@@ -159,9 +159,9 @@ class PolicyWatcher:
         _LOG.info("paused by the fleet: %s", _describe(pause))
 
     def _has_expired(self, now_s: float) -> bool:
-        known = self._policy_history.known
+        messages = self._policy_history.known
         sampling = self._config.sampling
-        return bool(known) and sampling.replays_per_s > 0 and not known[0].holds(now_s)
+        return bool(messages) and sampling.replays_per_s > 0 and not messages[0].holds(now_s)
 
     def _refuse(self, refusal: Refusal) -> None:
         self._slot.adjust(POLICY_REFUSALS[refusal])

@@ -279,8 +279,8 @@ class Recorder:
         if self._second_phase.needs_margin:
             margin = candidate_margin(reply.outputs, model, protocol)
         captured_at = datetime.fromtimestamp(meta.captured_at_ns / 1e9, UTC)
-        known = {MODEL: model.name, **attributes, **time_attributes(captured_at, self._time_zone)}
-        draw = self._second_phase.draw(group or meta.id, meta.pi1, known, margin)
+        all_attributes = {MODEL: model.name, **attributes, **time_attributes(captured_at, self._time_zone)}
+        draw = self._second_phase.draw(group or meta.id, meta.pi1, all_attributes, margin)
         if not draw.kept:
             return None
         return Exchange(

@@ -85,7 +85,9 @@ class Tallies:
             boot=self._boot,
             sequence=self._slot.gauge(Gauge.SEQUENCE),
             at=self._clock.now(),
-            strata=tuple(self._with_unknown(one) for one in self._counters.strata(self._rows(), ended=final)),
+            strata=tuple(
+                self._with_unknown(stratum) for stratum in self._counters.strata(self._rows(), ended=final)
+            ),
             blind_connections=self._counters.gauge(Gauge.BLIND),
             final=final,
             state=None if self._states is None else self._states.take(),

@@ -69,11 +69,11 @@ class UnknownModels:
         if name in counters or len(counters) < MAX_NAMES:
             counters[name] = counters.get(name, 0) + 1
             return True
-        for known in list(counters):
-            counters[known] -= 1
-            if not counters[known]:
-                del counters[known]
-                for key in [key for key in self.totals if key[1] == _quote(known)]:
+        for counted in list(counters):
+            counters[counted] -= 1
+            if not counters[counted]:
+                del counters[counted]
+                for key in [key for key in self.totals if key[1] == _quote(counted)]:
                     del self.totals[key]
         return False
 
@@ -106,11 +106,22 @@ class UnknownModels:
 def _describe(name: str, n: int, configured: Sequence[str]) -> str:
     matches = difflib.get_close_matches(
         name.lower(),
-        {known.lower(): known for known in configured if len(known) <= 2 * MAX_LENGTH},
+        {
+            configured_name.lower(): configured_name
+            for configured_name in configured
+            if len(configured_name) <= 2 * MAX_LENGTH
+        },
         n=1,
         cutoff=0.5,
     )
-    meant = next((known for known in configured if matches and known.lower() == matches[0]), "")
+    meant = next(
+        (
+            configured_name
+            for configured_name in configured
+            if matches and configured_name.lower() == matches[0]
+        ),
+        "",
+    )
     hint = f" (did you mean `{meant}`?)" if meant else ""
     return f"model `{_quote(name)}` {count_of(n, 'time')}{hint}"
 

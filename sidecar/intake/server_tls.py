@@ -106,11 +106,11 @@ class ServerTls:
         times = []
         for file in (*self._files, *([self._client_ca_file] if self._client_ca_file else [])):
             try:
-                found = Path(file).stat()
+                status = Path(file).stat()
             except OSError:
                 times.append(0)
             else:
-                times += [found.st_mtime_ns, found.st_ino]
+                times += [status.st_mtime_ns, status.st_ino]
         return tuple(times)
 
 

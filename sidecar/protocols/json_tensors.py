@@ -90,7 +90,7 @@ def _has_extreme_numbers(part: bytes) -> bool:
         return False
     after = exponents + 1
     after += np.isin(codes[after], _SIGNS)
-    digits = np.stack([codes[after + place] - ord("0") for place in range(3)])
+    digits = np.stack([codes[after + position] - ord("0") for position in range(3)])
     return int(np.count_nonzero((digits < 10).all(axis=0))) > _FEW_EXTREMES
 
 
@@ -256,8 +256,8 @@ def _datatype(flat: Sequence[Any]) -> str:
             Loss.METADATA,
             "the type of an empty list is unknown: configure it in models.inputs and models.outputs",
         )
-    for datatype, known in (("BOOL", {bool}), ("INT64", {int}), ("BYTES", {str, bytes})):
-        if kinds <= known:
+    for datatype, types in (("BOOL", {bool}), ("INT64", {int}), ("BYTES", {str, bytes})):
+        if kinds <= types:
             return datatype
     if kinds <= _JSON_TYPES["f"] and kinds != {type(None)}:
         return "FP64"

@@ -68,10 +68,10 @@ def output_name(model: Model | None, otherwise: str) -> str:
 
 def named_tensors(columns: Mapping[str, Any], configured: Sequence[ModelTensor]) -> tuple[Tensor, ...]:
     """Return a tensor for each name; errors as for a request."""
-    known = {tensor.name: tensor for tensor in configured}
+    by_name = {tensor.name: tensor for tensor in configured}
     if not columns:
         raise LostError(Loss.DECODE, "there are no tensors")
-    return tuple(untyped_tensor(name, data, known.get(name)) for name, data in columns.items())
+    return tuple(untyped_tensor(name, data, by_name.get(name)) for name, data in columns.items())
 
 
 def _tensors(

@@ -116,8 +116,8 @@ def _raw_input(body: bytes, model: Model | None) -> Tensor:
             Loss.METADATA, f"a raw request: {list(configured.shape)} in models.inputs leaves its shape open"
         )
     if -1 in shape:
-        known = item_bytes(configured.datatype) * -math.prod(shape)
-        shape[shape.index(-1)] = len(body) // known if known else 0
+        step_bytes = item_bytes(configured.datatype) * -math.prod(shape)
+        shape[shape.index(-1)] = len(body) // step_bytes if step_bytes else 0
     check_content(configured.datatype, shape, body)
     return Tensor(name=configured.name, datatype=configured.datatype, shape=tuple(shape), data=body)
 

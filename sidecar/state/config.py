@@ -79,9 +79,9 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
         `""` stands for an unknown model.
         """
         strata = [stratum.name for stratum in policy_of(self.config.sampling, "").header_strata]
-        known = {row: index for index, row in enumerate(self.rows)}
+        index_by_row = {row: index for index, row in enumerate(self.rows)}
         return {
-            model: tuple(known[Row(stratum, model)] for stratum in strata)
+            model: tuple(index_by_row[Row(stratum, model)] for stratum in strata)
             for model in ("", *(model.name for model in self.config.models))
         }
 

@@ -273,7 +273,7 @@ class _Total:
 
     def count(self, stratum: str) -> StratumCount:
         # The others have not lost anything, unless it is among what was taken without a model.
-        all_named = self._sums[Count.TAKEN] == sum(one.taken for one in self._models.values())
+        all_named = self._sums[Count.TAKEN] == sum(counts.taken for counts in self._models.values())
         return StratumCount(
             stratum=stratum,
             offered=self._sums[Count.OFFERED],
@@ -282,7 +282,9 @@ class _Total:
             published=self._sums[Count.PUBLISHED],
             lost=_lost(self._sums),
             models={
-                model: one for model, one in self._models.items() if one.taken or one.lost or not all_named
+                model: counts
+                for model, counts in self._models.items()
+                if counts.taken or counts.lost or not all_named
             },
         )
 

@@ -171,25 +171,27 @@ class EndedCounts:
         ValueError
             The table is shorter than its description says.
         """
-        told = self._description
-        width = len(told.columns)
-        stride = told.n_gauges + told.n_rows * width
-        content = memoryview(os.pread(self._fd, told.n_slots * stride * 8, 0)).cast("q")
-        if len(content) != told.n_slots * stride:
+        description = self._description
+        width = len(description.columns)
+        stride = description.n_gauges + description.n_rows * width
+        content = memoryview(os.pread(self._fd, description.n_slots * stride * 8, 0)).cast("q")
+        if len(content) != description.n_slots * stride:
             raise ValueError("the table is shorter than its description says")
-        places = [told.columns.index(name) if name in told.columns else None for name in COLUMNS]
-        gauges = {name: sum(content[index::stride]) for index, name in enumerate(told.gauges)}
+        places = [
+            description.columns.index(name) if name in description.columns else None for name in COLUMNS
+        ]
+        gauges = {name: sum(content[index::stride]) for index, name in enumerate(description.gauges)}
 
         def of_row(row: int) -> list[int]:
-            starts = range(told.n_gauges + row * width, len(content), stride)
+            starts = range(description.n_gauges + row * width, len(content), stride)
             return [0 if at is None else sum(content[start + at] for start in starts) for at in places]
 
         return Tally(
-            source=told.source,
-            boot=told.boot,
+            source=description.source,
+            boot=description.boot,
             sequence=gauges.get(Gauge.SEQUENCE.name, 0) + 1,
             at=clock.now(),
-            strata=sum_strata(told.rows, map(of_row, range(len(told.rows))), ended=True),
+            strata=sum_strata(description.rows, map(of_row, range(len(description.rows))), ended=True),
             blind_connections=gauges.get(Gauge.BLIND.name, 0),
             final=True,
         )
@@ -218,16 +220,16 @@ def ended(stream: Stream) -> Iterator[EndedCounts]:
         return
     for path in paths:
         try:
-            found = EndedCounts.open(path)
+            counts = EndedCounts.open(path)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             _LOG.warning("removed the unreadable counts of an earlier start, %s: %s", path, error)
             remove(path)
             continue
-        if found is not None:
+        if counts is not None:
             try:
-                yield found
+                yield counts
             finally:
-                found.close()
+                counts.close()
 
 
 def _create_table(path: Path, description: Description) -> Counters:
@@ -262,11 +264,11 @@ def _remove_oldest(directory: Path) -> None:
     """Remove what is beyond `MOST_ENDED`, so that a sidecar that is killed for ever does not fill the memory."""
     for path in _tables(directory)[:-MOST_ENDED]:
         with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
-            found = EndedCounts.open(path)
-            if found is None:
+            counts = EndedCounts.open(path)
+            if counts is None:
                 continue
             try:
-                n_taken = sum(stratum.taken for stratum in found.tally(SystemClock()).strata)
+                n_taken = sum(stratum.taken for stratum in counts.tally(SystemClock()).strata)
                 if n_taken:
                     _LOG.warning(
                         "removed the counts of an earlier start, %s, which were never published: more than %d wait. Of the %d"
@@ -275,18 +277,18 @@ def _remove_oldest(directory: Path) -> None:
                         MOST_ENDED,
                         n_taken,
                     )
-                found.remove()
+                counts.remove()
             finally:
-                found.close()
+                counts.close()
 
 
 def _tables(directory: Path, prefix: str = "") -> list[Path]:
     """Return the tables in `directory`, the oldest first."""
-    found = []
+    timed_paths = []
     for path in directory.glob(f"{prefix}*{_TABLE}"):
         with contextlib.suppress(FileNotFoundError):
-            found.append((path.stat().st_mtime_ns, path))
-    return [path for _, path in sorted(found)]
+            timed_paths.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(timed_paths)]
 
 
 def _key(stream: Stream) -> str:

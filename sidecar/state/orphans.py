@@ -193,12 +193,12 @@ class Adoption:
             connection.close()
             return False
         for fd in fds:
-            given = socket.socket(fileno=fd)
+            listener = socket.socket(fileno=fd)
             if self.listener is None:
-                given.setblocking(False)
-                self.listener = given
+                listener.setblocking(False)
+                self.listener = listener
             else:
-                given.close()
+                listener.close()
         if not said:
             connection.close()
             return False

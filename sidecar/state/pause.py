@@ -93,7 +93,7 @@ def read_pause_file(path: Path, now: datetime) -> Pause:
         lines = []
     order = Order(by=str(path), at=now)
     names = [line for line in lines if line and not line.startswith("#")]
-    found = Pause(models=dict.fromkeys(names[: MOST_MODELS + 1], order))
-    if not names or len(found.models) > MOST_MODELS or len(encode(found)) > _FILE_BYTES:
+    pause = Pause(models=dict.fromkeys(names[: MOST_MODELS + 1], order))
+    if not names or len(pause.models) > MOST_MODELS or len(encode(pause)) > _FILE_BYTES:
         return Pause(everything=order)
-    return found
+    return pause

@@ -204,7 +204,7 @@ class PolicyFile:
         OSError
             It cannot be written; readers keep their present policy as long as it is valid.
         """
-        messages = tuple(encode(known) for known in policy_history.known)
+        messages = tuple(encode(message) for message in policy_history.known)
         self._file.write(_FileContent(follow=follow, messages=messages))
 
     def read(self, policy_history: PolicyHistory, *, with_history: bool = False) -> None:

@@ -270,9 +270,9 @@ def with_close(chunk: bytes) -> bytes:
     if (head := _FINAL_HEAD.match(chunk)) is None:
         return chunk
     end = head.end()
-    if (found := _CONNECTION.search(chunk, 0, end)) is None:
+    if (header := _CONNECTION.search(chunk, 0, end)) is None:
         start = chunk.index(b"\n") + 1
         return b"%sConnection: close\r\n%s" % (chunk[:start], chunk[start:])
-    if found[1].strip().lower() != b"keep-alive":
+    if header[1].strip().lower() != b"keep-alive":
         return chunk
-    return b"%sclose%s" % (chunk[: found.start(1)], chunk[found.end(1) :])
+    return b"%sclose%s" % (chunk[: header.start(1)], chunk[header.end(1) :])

@@ -103,9 +103,9 @@ class HeaderBlockDecoder:
         FramingError
             It is malformed or too long: the state is lost, and no more blocks may be read.
         """
-        known = self._memo.get(data)
-        if known is not None:
-            return known
+        memoized = self._memo.get(data)
+        if memoized is not None:
+            return memoized
         before = self._n_changes
         try:
             block = HeaderBlock(self._fields(data))

@@ -100,11 +100,11 @@ class HeadCache(Generic[_Value]):
 
     def shared(self, before: bytes, after: bytes, head: _Value) -> tuple[bytes, bytes, _Value]:
         """Return the shared entry for these three; `before` and `after` determine `head`."""
-        known = self._known.get((before, after))
-        if known is None:
-            known = before, after, head
-            remember(self._known, (before, after), known)
-        return known
+        entry = self._known.get((before, after))
+        if entry is None:
+            entry = before, after, head
+            remember(self._known, (before, after), entry)
+        return entry
 
 
 class CachedHead(Generic[_Value]):

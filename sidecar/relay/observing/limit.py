@@ -87,10 +87,12 @@ class ObserverLimit:
         self._credited_s = began_s
         if began_s < self._search_from_s or self._credit_s <= 0:
             return False
-        idle = [one for one in self._observed if one.can_resume]
-        quiet = [one for one in self._observed if self._is_quiet(one) and not one.can_resume]
-        for found in (quiet, idle):
-            found.sort(key=lambda one: one.spoke_s, reverse=True)
+        idle = [observer for observer in self._observed if observer.can_resume]
+        quiet = [
+            observer for observer in self._observed if self._is_quiet(observer) and not observer.can_resume
+        ]
+        for observers in (quiet, idle):
+            observers.sort(key=lambda observer: observer.spoke_s, reverse=True)
         self._found = quiet + idle
         self._credit_s -= self._now_s() - began_s
         if not self._found:
