@@ -130,8 +130,8 @@ def gate_routes(database: Database, config: Config, token: str = "") -> Iterable
         body = await answer(request)
         return _response(200 if body.verdict == _FAIL else 403, body)
 
-    one = r"/gate/{id:\d{1,19}}"
-    return [web.get(one, show), web.post(f"{one}/promote", promote), web.post(f"{one}/rollback", rollback)]
+    path = r"/gate/{id:\d{1,19}}"
+    return [web.get(path, show), web.post(f"{path}/promote", promote), web.post(f"{path}/rollback", rollback)]
 
 
 def body_of(run: GateRun, unfit: str = "") -> GateBody:
@@ -178,9 +178,9 @@ class _Callers:
             callers = read_callers(text, "monitor.gate_token_file")
         except OperatorError as error:
             return f"nobody can be checked: {error}"
-        found = find_caller(callers, token, datetime.now(UTC)) if token else None
+        caller = find_caller(callers, token, datetime.now(UTC)) if token else None
         return (
-            found
+            caller
             or "the token is missing or wrong: send `Authorization: Bearer TOKEN` with one of monitor.gate_token_file"
         )
 
@@ -191,7 +191,7 @@ def _may_ask(caller: Caller, model: str) -> bool:
 
 async def _asked(request: web.Request) -> _Asked:
     """Return what a request asks, by its address and header or else in its body."""
-    kind, _, given = request.headers.get("Authorization", "").partition(" ")
+    kind, _, credentials = request.headers.get("Authorization", "").partition(" ")
     metadata = _Metadata()
     if request.method == "POST":
         try:
@@ -201,7 +201,7 @@ async def _asked(request: web.Request) -> _Asked:
             pass  # it is not Flagger's
     return _Asked(
         candidate=request.query.get("candidate", "") or metadata.candidate,
-        token=given.strip() if kind.lower() == "bearer" else metadata.token,
+        token=credentials.strip() if kind.lower() == "bearer" else metadata.token,
     )
 
 
@@ -243,9 +243,9 @@ def _reason(run: GateRun) -> str:
     if run.verdict == _FAIL:
         slices = _named(run, _FAIL)
         load = [
-            one["question"] if one["slice"] == ALL else f"{one['question']} of {one['slice']}"
-            for one in run.answers
-            if one["verdict"] == _FAIL and one.get("question") in _OF_LOAD
+            answer["question"] if answer["slice"] == ALL else f"{answer['question']} of {answer['slice']}"
+            for answer in run.answers
+            if answer["verdict"] == _FAIL and answer.get("question") in _OF_LOAD
         ]
         parts = [f"above the limit: {slices}"] if slices else []
         parts += [f"the load run does not keep its budget: {', '.join(load)}"] if load else []
@@ -271,9 +271,9 @@ def _end_of(run: GateRun) -> str:
 def _named(run: GateRun, verdict: str) -> str:
     return ", ".join(
         dict.fromkeys(
-            one["slice"]
-            for one in run.answers
-            if one["verdict"] == verdict and one.get("question") not in _OF_LOAD
+            answer["slice"]
+            for answer in run.answers
+            if answer["verdict"] == verdict and answer.get("question") not in _OF_LOAD
         )
     )
 

@@ -149,9 +149,9 @@ class SessionSearch:
             before = {
                 (row.slice_id, row.attribute): row for row in await session_evidence(connection, version_id)
             }
-            known = {attribute for _, attribute in before}
+            attributes = {attribute for _, attribute in before}
             after = await asyncio.to_thread(
-                lambda: list(evidence_after(rows, before, known, everything, begin=begin))
+                lambda: list(evidence_after(rows, before, attributes, everything, begin=begin))
             )
             await write_session_evidence(connection, after)
         version = catalog.versions[version_id]
@@ -197,9 +197,9 @@ def evidence_after(
     keys = [key for key in named if could_be_session([row.attributes.get(key, "") for row in look])]
     keys = _admitted(keys, known, MOST_KEYS)
     members: dict[int, list[int]] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         for slice_id in row.slice_ids:
-            members.setdefault(slice_id, []).append(place)
+            members.setdefault(slice_id, []).append(index)
     outcome = np.array([row.outcome for row in rows])
     ties = np.array([_uniform(row.exchange_id) for row in rows])
     n_new = {slice_id: len(places) - bisect_left(places, begin) for slice_id, places in members.items()}
@@ -211,7 +211,7 @@ def evidence_after(
         for slice_id in slice_ids:
             places = members[slice_id] if sources else members[slice_id][-n_new[slice_id] :]
             gained = log_evidence(
-                [rows[place].attributes.get(key, "") for place in places],
+                [rows[index].attributes.get(key, "") for index in places],
                 outcome[places],
                 ties[places],
                 begin=len(places) - n_new[slice_id],
@@ -243,8 +243,8 @@ def _admitted(wanted: Sequence[_Tested], known: AbstractSet[_Tested], most: int)
     The bound is shared out over so many tests of a version, not of a look.
     """
     free = most - len(known)
-    new = [one for one in wanted if one not in known]
-    return [one for one in wanted if one in known] + new[: max(free, 0)]
+    new = [subject for subject in wanted if subject not in known]
+    return [subject for subject in wanted if subject in known] + new[: max(free, 0)]
 
 
 def _uniform(exchange_id: str) -> float:

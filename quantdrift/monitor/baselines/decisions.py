@@ -145,7 +145,9 @@ async def accept(
         if pooled:
             everything = _with_pool(everything, pooled)
         learned = [
-            one for one in everything if one.slice_id in slices and _wanted(one.signal.metric, scope.metrics)
+            baseline
+            for baseline in everything
+            if baseline.slice_id in slices and _wanted(baseline.signal.metric, scope.metrics)
         ]
         watched = await watched_signals(connection, version.id)
         made_by = await who(connection)
@@ -154,20 +156,20 @@ async def accept(
             [
                 Decision(
                     model_version_id=version.id,
-                    slice_id=one.slice_id,
-                    metric=one.signal.metric,
-                    kind=one.signal.kind,
+                    slice_id=baseline.slice_id,
+                    metric=baseline.signal.metric,
+                    kind=baseline.signal.kind,
                     source=Source.ACCEPTED,
                     made_by=made_by,
                     reason=scope.reason,
                     from_at=first,
                     to_at=datetime.fromtimestamp(last_us / 1e6, UTC),
-                    n_groups=one.n_groups,
+                    n_groups=baseline.n_groups,
                     from_version_id=None,
-                    content=one.content,
+                    content=baseline.content,
                 )
-                for one in learned
-                if one.content is not None and _key(one) in watched
+                for baseline in learned
+                if baseline.content is not None and _key(baseline) in watched
             ],
             Action.BASELINE_ACCEPT,
             model=scope.model,
@@ -175,14 +177,14 @@ async def accept(
         )
     return [
         Accepted(
-            slice=slices[one.slice_id],
-            metric=one.signal.metric,
-            kind=one.signal.kind,
-            n_groups=one.n_groups,
-            missing=one.missing,
-            watched=_key(one) in watched,
+            slice=slices[baseline.slice_id],
+            metric=baseline.signal.metric,
+            kind=baseline.signal.kind,
+            n_groups=baseline.n_groups,
+            missing=baseline.missing,
+            watched=_key(baseline) in watched,
         )
-        for one in learned
+        for baseline in learned
     ]
 
 
@@ -205,20 +207,24 @@ def _key(one: Learned) -> tuple[int, str, str]:
 
 def _with_pool(learned: Sequence[Learned], pooled: Mapping[int, str]) -> list[Learned]:
     """Return the same, with tails of too few groups replaced by the pooled tail of the pooled slices."""
-    tails = {one.slice_id: one for one in learned if one.slice_id in pooled and one.signal.kind == TAIL.kind}
+    tails = {
+        baseline.slice_id: baseline
+        for baseline in learned
+        if baseline.slice_id in pooled and baseline.signal.kind == TAIL.kind
+    }
     if lacking := [
         name for slice_id, name in pooled.items() if slice_id not in tails or tails[slice_id].content is None
     ]:
         raise OperatorError(
             f"{', '.join(lacking)} cannot be pooled: each of them needs {pooled_histogram.READY:,} exchanges"
         )
-    contents = [msgspec.convert(one.content, TailBaseline) for one in tails.values()]
+    contents = [msgspec.convert(baseline.content, TailBaseline) for baseline in tails.values()]
     content = msgspec.to_builtins(pooled_histogram.pool(contents))
     return [
-        msgspec.structs.replace(one, content=content, missing=0)
-        if one.signal.kind == TAIL.kind and one.content is None
-        else one
-        for one in learned
+        msgspec.structs.replace(baseline, content=content, missing=0)
+        if baseline.signal.kind == TAIL.kind and baseline.content is None
+        else baseline
+        for baseline in learned
     ]
 
 
@@ -294,29 +300,31 @@ async def import_(
     OperatorError
         There is no such model, version or slice, a figure is not a valid budget, or there are no figures.
     """
-    if not any(_wanted(one.metric.value, scope.metrics) for one in figures):
+    if not any(_wanted(figure.metric.value, scope.metrics) for figure in figures):
         left_out = f"of {', '.join(scope.metrics)} " if scope.metrics and figures else ""
         raise OperatorError(f"there is no figure {left_out}to import: nothing was recorded")
     cap = config.budget(scope.model).cap
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
-        slices = await find_slices(connection, scope.model, sorted({one.slice for one in figures}))
+        slices = await find_slices(connection, scope.model, sorted({figure.slice for figure in figures}))
         ids = {name: slice_id for slice_id, name in slices.items()}
-        wanted = [one for one in figures if _wanted(one.metric.value, scope.metrics)]
-        for one in wanted:
-            top = {Metric.FLIP: 1.0, Metric.DIVERGENCE: cap}.get(one.metric)
+        wanted = [figure for figure in figures if _wanted(figure.metric.value, scope.metrics)]
+        for figure in wanted:
+            top = {Metric.FLIP: 1.0, Metric.DIVERGENCE: cap}.get(figure.metric)
             if top is None:
-                raise OperatorError(f"`{one.metric}` has no budget: give flip or divergence")
-            if one.upper is not None and not LEAST_BUDGET <= one.upper < top:
+                raise OperatorError(f"`{figure.metric}` has no budget: give flip or divergence")
+            if figure.upper is not None and not LEAST_BUDGET <= figure.upper < top:
                 raise OperatorError(
-                    f"slice `{one.slice}`: an upper bound of {one.upper:g} for {one.metric} is not between "
+                    f"slice `{figure.slice}`: an upper bound of {figure.upper:g} for {figure.metric} is not between "
                     f"{LEAST_BUDGET:g} and {top:g}"
                 )
-            if one.n < 0:
+            if figure.n < 0:
                 raise OperatorError(
-                    f"slice `{one.slice}`: n is {one.n}, but a number of items cannot be negative"
+                    f"slice `{figure.slice}`: n is {figure.n}, but a number of items cannot be negative"
                 )
-        if twice := [key for key, n in Counter((one.slice, one.metric) for one in wanted).items() if n > 1]:
+        if twice := [
+            key for key, n in Counter((figure.slice, figure.metric) for figure in wanted).items() if n > 1
+        ]:
             raise OperatorError(f"slice `{twice[0][0]}` has two figures for {twice[0][1]}: give only one")
         made_by = await who(connection)
         await decide(
@@ -325,17 +333,17 @@ async def import_(
                 msgspec.structs.replace(
                     _about(
                         version.id,
-                        ids[one.slice],
-                        one.metric.value,
+                        ids[figure.slice],
+                        figure.metric.value,
                         BUDGET.kind,
                         source=Source.IMPORTED,
                         made_by=made_by,
                         reason=scope.reason,
                     ),
-                    n_groups=one.n,
-                    content={} if one.upper is None else {"budget": one.upper},
+                    n_groups=figure.n,
+                    content={} if figure.upper is None else {"budget": figure.upper},
                 )
-                for one in wanted
+                for figure in wanted
             ],
             Action.BASELINE_IMPORT,
             model=scope.model,
@@ -364,4 +372,4 @@ def _about(
 
 
 def _wanted(metric: str, metrics: Sequence[Metric]) -> bool:
-    return not metrics or metric in {one.value for one in metrics}
+    return not metrics or metric in {selected.value for selected in metrics}

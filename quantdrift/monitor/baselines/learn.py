@@ -85,7 +85,7 @@ class Learning:
         """Return what has been learned so far, by slice and signal."""
         for key in sorted(self._waiting):
             self._run(key)
-        found = []
+        learned = []
         for (slice_id, signal), state in sorted(self._states.items()):
             learner = LEARNERS[signal.kind]
             # Only at the end: bounds that are fixed with all of the data are the tightest.
@@ -93,7 +93,7 @@ class Learning:
             if signal == LATENCY_GROWTH and GROWTH.enough(state):
                 GROWTH.freeze(state)  # a person chose the time: it need not be a week
             content = msgspec.to_builtins(learner.content(state)) if learner.live(state) else None
-            found.append(
+            learned.append(
                 Learned(
                     slice_id=slice_id,
                     signal=signal,
@@ -102,7 +102,7 @@ class Learning:
                     content=content,
                 )
             )
-        return found
+        return learned
 
     def _learn(self, observed: Sequence[Observation]) -> None:
         columns = Columns(observed)

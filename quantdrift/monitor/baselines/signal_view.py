@@ -116,12 +116,12 @@ def self_noises(of_version: Sequence[FloorRow], of_slice: Sequence[FloorRow] | N
         Those of the slice; None for the slice of all traffic.
     """
     own_rows = {(row.side, row.metric): row for row in (of_version if of_slice is None else of_slice)}
-    found = []
+    noises = []
     for version in of_version:
         own = own_rows.get((version.side, version.metric))
         used = own if own is not None and own.own else version
         scale = version.scale
-        found.append(
+        noises.append(
             SelfNoise(
                 metric=version.metric,
                 side=version.side,
@@ -135,7 +135,7 @@ def self_noises(of_version: Sequence[FloorRow], of_slice: Sequence[FloorRow] | N
                 budget=version.budget * scale,
             )
         )
-    return found
+    return noises
 
 
 def signal_views(rows: Sequence[DetectorRow]) -> list[SignalView]:
@@ -164,15 +164,15 @@ def signal_views(rows: Sequence[DetectorRow]) -> list[SignalView]:
 
 
 def _tail(state: FloatArray) -> tuple[Quantile, ...]:
-    found = []
+    quantiles = []
     for q, name in QUANTILES:
         shown = TAIL.shown(state, q)
         if shown is None:
-            found.append(Quantile(name=name, value=TAIL.extrapolated(state, q)))
+            quantiles.append(Quantile(name=name, value=TAIL.extrapolated(state, q)))
         else:
-            found.append(Quantile(name=name, value=shown.mean, low=shown.low, high=shown.high))
+            quantiles.append(Quantile(name=name, value=shown.mean, low=shown.low, high=shown.high))
     q, name = SHORTFALL
     above = TAIL.shown(state, q, shortfall=True)
     if above is not None:
-        found.append(Quantile(name=name, value=above.mean, low=above.low, high=above.high))
-    return tuple(found)
+        quantiles.append(Quantile(name=name, value=above.mean, low=above.low, high=above.high))
+    return tuple(quantiles)

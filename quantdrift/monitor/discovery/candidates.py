@@ -107,14 +107,14 @@ def with_traffic(
         # The null mean is relative to the cap of that day: under another cap the test would be of another hypothesis.
         caps = [row.scale if row.metric is Metric.DIVERGENCE else budget.cap for row in candidates]
         for cap in set(caps):
-            places = [place for place, of in enumerate(caps) if of == cap]
+            places = [slice_id for slice_id, of in enumerate(caps) if of == cap]
             which = later & np.isin(columns.slice_id, places)
-            found = slice_groups(
+            cap_groups = slice_groups(
                 observed, columns, which, np.full(len(columns.rows), cap), partial(rates.of, catalog)
             )
-            for number, (_, place) in enumerate(found.keys):
-                signal = SignalKey(candidates[place].metric.value, BUDGET.kind)
-                values[place], _ = found.values(number, signal)
+            for number, (_, slice_id) in enumerate(cap_groups.keys):
+                signal = SignalKey(candidates[slice_id].metric.value, BUDGET.kind)
+                values[slice_id], _ = cap_groups.values(number, signal)
     after = [_after(row, seen, until) for row, seen in zip(candidates, values, strict=True)]
     return after, n_unknown
 
@@ -188,7 +188,7 @@ def origins(
     # A slice without conditions contains everything; one for `other` values has no condition to evaluate.
     watched = [(key, items.members(key.where)) for key in watching if _searchable(key)]
     ended = [(row, items.members(row.where)) for row in discoveries if row.ended]
-    known = {row.predicate: row for row in discoveries}
+    by_predicate = {row.predicate: row for row in discoveries}
     result = []
     for slice_ in slices_found:
         holds, key = items.members(slice_.where), slice_of(model, slice_.where)
@@ -196,9 +196,11 @@ def origins(
         gone = [row for row, members in ended if overlap(holds, members) >= SAME]
         if same:
             key = same[0]
-        elif gone and key.predicate not in known:
+        elif gone and key.predicate not in by_predicate:
             key = gone[0].key
-        result.append(Origin(found=slice_, key=key, known=known.get(key.predicate), watched=bool(same)))
+        result.append(
+            Origin(found=slice_, key=key, known=by_predicate.get(key.predicate), watched=bool(same))
+        )
     return result
 
 
@@ -212,16 +214,16 @@ def new_candidate(
     frozen_at: datetime,
 ) -> DiscoveryRow:
     """Return a new candidate, or a stored discovery as a candidate again; its test starts empty at `frozen_at`."""
-    slice_, known = origin.found, origin.known
+    slice_, stored = origin.found, origin.known
     scale = cap_of(slice_.metric, budget)
     return DiscoveryRow(
-        id=known.id if known else 0,
+        id=stored.id if stored else 0,
         model=version.model,
         predicate=origin.key.predicate,
         name=origin.key.name,
         where=origin.key.where,
         status=Status.CANDIDATE,
-        slice_id=known.slice_id if known else None,
+        slice_id=stored.slice_id if stored else None,
         model_version_id=version.id,
         metric=slice_.metric,
         found_mean=slice_.mean * scale,
@@ -231,12 +233,12 @@ def new_candidate(
         scale=scale,
         log_threshold=math.log(threshold),
         log_wealth=(0.0,) * N_BETS,
-        n_found=known.n_found + 1 if known else 1,
-        first_found_at=known.first_found_at if known else now,
+        n_found=stored.n_found + 1 if stored else 1,
+        first_found_at=stored.first_found_at if stored else now,
         frozen_at=frozen_at,
         tested_at=frozen_at,
-        confirmed_at=known.confirmed_at if known else None,
-        expired_at=known.expired_at if known else None,
+        confirmed_at=stored.confirmed_at if stored else None,
+        expired_at=stored.expired_at if stored else None,
     )
 
 

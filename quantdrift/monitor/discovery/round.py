@@ -256,7 +256,7 @@ class _Work:
         ]
         # Slices that are watched or tested must be recognised when they are found.
         watched = [*slices, *(row.key for row in of_model)]
-        used = {condition.key for one in watched for condition in one.where}
+        used = {condition.key for slice_ in watched for condition in slice_.where}
         week = timedelta(days=SEARCH_DAYS)
         items = await self._items(version, budget.cap, used, self._now)
         bounds = {
@@ -271,7 +271,7 @@ class _Work:
         result = search(items.without(TIME), bounds, wanted, self._give_up)
         if len(earlier := await self._items(version, budget.cap, used, self._now - week)):
             again = search(items, bounds, wanted, self._give_up)
-            by_time = tuple(one for one in again.found if _is_weekly(one, earlier))
+            by_time = tuple(slice_ for slice_ in again.found if _is_weekly(slice_, earlier))
             result = msgspec.structs.replace(
                 result,
                 found=(result.found + by_time)[: self._most_candidates],

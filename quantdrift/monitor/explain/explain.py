@@ -101,14 +101,14 @@ class Explainer:
             alerting = AlertingSlices((), outcome.transitions)
         indices = [index for index, row in enumerate(outcome.transitions) if row.episode in _EPISODES]
         indices.sort(key=lambda index: outcome.transitions[index].to_verdict is not Verdict.FIRING)
-        found = {}
+        explained = {}
         for number, index in enumerate(indices):
             row = outcome.transitions[index]
-            found[index] = await self._bounded(
+            explained[index] = await self._bounded(
                 evidence, row, alerting, catalog, number=number, ending_s=ending_s
             )
             await asyncio.sleep(0)  # a probe of the admin port waits for one alert at most
-        return _with_explanations(outcome, found, alerting, catalog)
+        return _with_explanations(outcome, explained, alerting, catalog)
 
     async def _bounded(
         self,
@@ -129,7 +129,7 @@ class Explainer:
         else:
             try:
                 async with evidence.bounded(STATEMENT_S):
-                    found = await self._explained(evidence, row, alerting, catalog)
+                    explained = await self._explained(evidence, row, alerting, catalog)
             except RetryError as error:
                 _LOG.warning("alert of %s is not explained: %s", row.alert.slice.name, error)
                 why, outcome = "the database did not answer in time", "late"
@@ -138,7 +138,7 @@ class Explainer:
                 why, outcome = "an error in quantdrift; see the monitor's log", "failed"
         self._count(outcome)
         if not why:
-            return found
+            return explained
         # An alert that gets worse keeps the explanation that it has.
         stored = alerting.stored_explanation((row.model_version_id, row.slice_id))
         keeps = row.episode is Episode.ESCALATE and stored.n_window_after
@@ -149,9 +149,9 @@ class Explainer:
     ) -> _Found:
         version = catalog.versions[row.model_version_id]
         everything = next(
-            one.id
-            for one in catalog.slices.values()
-            if one.model == version.model and one.name == ALL and not one.where
+            entry.id
+            for entry in catalog.slices.values()
+            if entry.model == version.model and entry.name == ALL and not entry.where
         )
         cap = self._config.budget(version.model).cap
         measure = measure_of(row.alert.evidence, cap)
@@ -177,7 +177,7 @@ class Explainer:
         tolerance = self._config.monitor.tolerance
         alerts = alerting.at(row)
         sizes = whole_after.sizes()
-        declared = {one for one in alerts if is_declared(self._config, catalog.slices[one].key)}
+        declared = {entry for entry in alerts if is_declared(self._config, catalog.slices[entry].key)}
         by = smallest(
             after, alerts, sizes, slice_id=row.slice_id, cap=cap, tolerance=tolerance, declared=declared
         )
@@ -215,16 +215,16 @@ class Explainer:
             doubt=await evidence.doubt(row.model_version_id),
             explained_by=_names(by, catalog) if by else None,
             explained_by_id=by[0] if by else None,
-            explains=tuple(catalog.slices[one].name for one in explained),
+            explains=tuple(catalog.slices[entry].name for entry in explained),
             explains_ids=tuple(explained),
         )
         moved = Moves() if is_slow else await _moved(evidence, row, before_window)
         return _Found(
             explanation=msgspec.structs.replace(
                 explanation,
-                moved=tuple(one.name for one in moved.found),
-                moved_before=tuple(one.before for one in moved.found),
-                moved_after=tuple(one.after for one in moved.found),
+                moved=tuple(entry.name for entry in moved.found),
+                moved_before=tuple(entry.before for entry in moved.found),
+                moved_after=tuple(entry.after for entry in moved.found),
                 n_measures=moved.n_measures or None,
             ),
             explained=explained,
@@ -292,7 +292,7 @@ def _when_paged(after: WindowSample, row: TransitionRow, *, has_people: bool) ->
 
 def _names(slice_ids: Sequence[int], catalog: Catalog) -> str:
     """Return the names of slices as they stand in a sentence."""
-    *some, last = (catalog.slices[one].name for one in slice_ids)
+    *some, last = (catalog.slices[slice_id].name for slice_id in slice_ids)
     return f"{', '.join(some)} and {last}" if some else last
 
 
@@ -361,21 +361,21 @@ def findings(before: WindowSample, after: WindowSample, measure: Measure, cap: f
         explanation = msgspec.structs.replace(explanation, not_finite=not_finite, not_finite_before=earlier)
     if before.items and after.items and not (before.has_margins or after.has_margins):
         return explanation  # only classification has margins
-    found = damage_between(before, after, measure)
-    if found is None or found.cause is DamageCause.TOO_FEW:
+    damage = damage_between(before, after, measure)
+    if damage is None or damage.cause is DamageCause.TOO_FEW:
         # Figures of very few exchanges would be taken for findings.
         return msgspec.structs.replace(explanation, cause=DamageCause.TOO_FEW.value)
     explanation = msgspec.structs.replace(
         explanation,
-        cause=found.cause.value,
-        damage=found.at_equal_margins.value,
-        damage_se=found.at_equal_margins.se,
-        shift=found.by_margins.value,
-        shift_se=found.by_margins.se,
-        unseen=found.unseen.value,
-        unseen_se=found.unseen.se,
-        low_margin_before=found.low_margin_before,
-        low_margin_after=found.low_margin_after,
+        cause=damage.cause.value,
+        damage=damage.at_equal_margins.value,
+        damage_se=damage.at_equal_margins.se,
+        shift=damage.by_margins.value,
+        shift_se=damage.by_margins.se,
+        unseen=damage.unseen.value,
+        unseen_se=damage.unseen.se,
+        low_margin_before=damage.low_margin_before,
+        low_margin_after=damage.low_margin_after,
     )
     mean_divergence = Measure(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=cap)
     decided_by_it = measure.metric is Metric.DIVERGENCE and measure.above is None
@@ -396,20 +396,20 @@ def _aggregate(
     explanation: Explanation, before: WindowSample, after: WindowSample, measure: Measure
 ) -> Explanation:
     """Return an explanation with the split of the move of all traffic."""
-    found = mix_between(before, after, measure)
-    if found is None or found.cause is Cause.TOO_FEW:
+    mix = mix_between(before, after, measure)
+    if mix is None or mix.cause is Cause.TOO_FEW:
         return msgspec.structs.replace(explanation, aggregate_cause=Cause.TOO_FEW.value)
     return msgspec.structs.replace(
         explanation,
-        aggregate_cause=found.cause.value,
-        aggregate_move=found.move.value,
-        aggregate_move_se=found.move.se,
-        aggregate_within=found.within.value,
-        aggregate_within_se=found.within.se,
-        aggregate_mix=found.mix.value,
-        aggregate_mix_se=found.mix.se,
-        aggregate_unseen=found.unseen.value,
-        aggregate_unseen_se=found.unseen.se,
+        aggregate_cause=mix.cause.value,
+        aggregate_move=mix.move.value,
+        aggregate_move_se=mix.move.se,
+        aggregate_within=mix.within.value,
+        aggregate_within_se=mix.within.se,
+        aggregate_mix=mix.mix.value,
+        aggregate_mix_se=mix.mix.se,
+        aggregate_unseen=mix.unseen.value,
+        aggregate_unseen_se=mix.unseen.se,
     )
 
 
@@ -436,8 +436,10 @@ def _with_explanations(
     updated: dict[Key, Explanation] = {}
     for row, by in earlier:
         key = (row.model_version_id, by)
-        known = [other for other in by_slice.get(key, []) if rows[other].fold_seq < row.fold_seq]
-        before = updated.get(key) or (explanations[known[-1]] if known else alerting.stored_explanation(key))
+        preceding = [other for other in by_slice.get(key, []) if rows[other].fold_seq < row.fold_seq]
+        before = updated.get(key) or (
+            explanations[preceding[-1]] if preceding else alerting.stored_explanation(key)
+        )
         updated[key] = _explaining(before, row.slice_id, catalog)
         notes += alerting.notes_on_explaining(row, by, updated[key])
     for index, explanation in explanations.items():

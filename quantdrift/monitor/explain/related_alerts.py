@@ -30,7 +30,7 @@ class AlertingSlices:
     """
 
     def __init__(self, known: Sequence[Alerting], transitions: Sequence[TransitionRow]) -> None:
-        self._known = {(one.model_version_id, one.slice_id): one for one in known}
+        self._known = {(alert.model_version_id, alert.slice_id): alert for alert in known}
         self._transitions = [row for row in transitions if row.episode not in {Episode.NONE, Episode.REOPEN}]
 
     def at(self, row: TransitionRow) -> dict[int, Alerting]:
@@ -49,7 +49,7 @@ class AlertingSlices:
                     severity=change.to_verdict,
                     event=change.alert,
                 )
-        return {key[1]: one for key, one in alerts.items() if key[0] == row.model_version_id}
+        return {key[1]: alert for key, alert in alerts.items() if key[0] == row.model_version_id}
 
     def larger(
         self,
@@ -131,8 +131,8 @@ class AlertingSlices:
 
     def stored_explanation(self, key: Key) -> Explanation:
         """Return the explanation of an alert that was open before the fold; an empty one where there was none."""
-        known = self._known.get(key)
-        return known.event.explanation if known else Explanation()
+        alert = self._known.get(key)
+        return alert.event.explanation if alert else Explanation()
 
     def notes_on_explaining(self, row: TransitionRow, by: int, explanation: Explanation) -> list[AlertNote]:
         """Return the note on an earlier alert, of slice `by`, with all that it explains since the alert of `row`."""
@@ -200,13 +200,13 @@ def smallest(
     if alert is None:
         return ()
     values = window.values(measure_of(alert.event.evidence, cap))
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     others = {
-        other_id: window.inside(other_id)[known]
+        other_id: window.inside(other_id)[finite]
         for other_id, other in alerts.items()
         if other_id != slice_id and LEVEL[other.severity] >= LEVEL[alert.severity]
     }
-    items = Items(x=values[known], weight=window.weight[known], cluster=window.cluster[known])
+    items = Items(x=values[finite], weight=window.weight[finite], cluster=window.cluster[finite])
     of_all = {known_id: _size(known_id, sizes, declared) for known_id in (slice_id, *others)}
     return explaining(items, level_of(alert.event.evidence, tolerance), others, of_all, slice_id)
 
@@ -235,5 +235,7 @@ def explains(
     alerts, sizes, cap, tolerance, declared
         As in `smallest`.
     """
-    found = smallest(window, alerts, sizes, slice_id=larger, cap=cap, tolerance=tolerance, declared=declared)
-    return found if slice_id in found else ()
+    explained_by = smallest(
+        window, alerts, sizes, slice_id=larger, cap=cap, tolerance=tolerance, declared=declared
+    )
+    return explained_by if slice_id in explained_by else ()

@@ -122,9 +122,9 @@ class WindowSample:
         exchange = np.array(
             [numbers.setdefault(item.exchange, len(numbers)) for item in self.items], dtype=np.int64
         )
-        known = np.isfinite(values)
+        finite = np.isfinite(values)
         return cluster_sums(
-            arrays.Sample(values[known], self.weight[known], self.cluster[known], exchange[known])
+            arrays.Sample(values[finite], self.weight[finite], self.cluster[finite], exchange[finite])
         )
 
     def share_slow(self, limit_s: float, *, without: int) -> tuple[float | None, int]:
@@ -156,11 +156,11 @@ class WindowSample:
 
     def sizes(self) -> dict[int, float]:
         """Return the weight of each slice that occurs, by slice id."""
-        found: dict[int, float] = {}
+        sizes: dict[int, float] = {}
         for item, weight in zip(self.items, self.weight, strict=True):
             for slice_id in item.slice_ids:
-                found[slice_id] = found.get(slice_id, 0.0) + float(weight)
-        return found
+                sizes[slice_id] = sizes.get(slice_id, 0.0) + float(weight)
+        return sizes
 
     def window(self, measure: Measure) -> Window:
         """Return the items as the input of the split by margin."""
@@ -183,13 +183,13 @@ def mix_between(before: WindowSample, after: WindowSample, measure: Measure) -> 
 
     Slices overlap, so the cells of the partition are the sets of slices that an item lies in. Rare sets share one cell.
     """
-    known, now = (Counter(item.slice_ids for item in window.items) for window in (before, after))
+    earlier, now = (Counter(item.slice_ids for item in window.items) for window in (before, after))
     often = sorted(
         cell
-        for cell in known | now
-        if known[cell] >= LEAST or now[cell] >= max(LEAST, _NEW_SHARE * len(after.items))
+        for cell in earlier | now
+        if earlier[cell] >= LEAST or now[cell] >= max(LEAST, _NEW_SHARE * len(after.items))
     )
-    often.sort(key=lambda cell: -(known[cell] + now[cell]))
+    often.sort(key=lambda cell: -(earlier[cell] + now[cell]))
     cells = {cell: number for number, cell in enumerate(often[: MOST_CELLS - 1], start=1)}
     samples = []
     for window in (before, after):
@@ -218,11 +218,11 @@ class _Sighting(msgspec.Struct, frozen=True, kw_only=True):
 
 def new_sidecars(before: WindowSample, after: WindowSample, onset_us: int) -> list[str]:
     """Return texts on the sidecars that are new around the onset and have a share of the slice."""
-    found = _new(before, after, onset_us, lambda item: item.source)
+    sightings = _new(before, after, onset_us, lambda item: item.source)
     return [
-        f"sidecar {source}, {one.since}, {100 * one.share:.0f} % of the slice since"
-        for source, one in found.items()
-        if one.share >= _NEW_SHARE
+        f"sidecar {source}, {sighting.since}, {100 * sighting.share:.0f} % of the slice since"
+        for source, sighting in sightings.items()
+        if sighting.share >= _NEW_SHARE
     ]
 
 
@@ -239,10 +239,10 @@ def new_engines(
     texts = []
     for name, word in _ENGINE.items():
         of_batch = {batch: engine.get(name, "") for batch, engine in provenance.items()}
-        found = _new(before, after, onset_us, partial(_engine_of, of_batch))
+        sightings = _new(before, after, onset_us, partial(_engine_of, of_batch))
         texts += [
-            f"{word} of the replay: {value}, {one.since} (before: {', '.join(one.before)})"
-            for value, one in found.items()
+            f"{word} of the replay: {value}, {sighting.since} (before: {', '.join(sighting.before)})"
+            for value, sighting in sightings.items()
         ]
     return texts
 
@@ -256,8 +256,8 @@ def _new(
 ) -> dict[str, _Sighting]:
     """Return the values first seen up to an hour before the onset or later, after enough items without them."""
     weight: dict[str, float] = {}
-    for item, one in zip(after.items, after.weight, strict=True):
-        weight[what(item)] = weight.get(what(item), 0.0) + float(one)
+    for item, item_weight in zip(after.items, after.weight, strict=True):
+        weight[what(item)] = weight.get(what(item), 0.0) + float(item_weight)
     total = sum(weight.values()) or 1.0
     first: dict[str, tuple[int, int, tuple[str, ...]]] = {}
     # They were read newest first.
@@ -265,9 +265,9 @@ def _new(
         if (value := what(item)) and value not in first:
             first[value] = (item.captured_us, number, tuple(sorted(first)))
     return {
-        value: _Sighting(at_us=at_us, share=weight.get(value, 0.0) / total, before=known)
-        for value, (at_us, number, known) in first.items()
-        if known and number >= _LEAST_KNOWN and at_us >= onset_us - _AROUND_US
+        value: _Sighting(at_us=at_us, share=weight.get(value, 0.0) / total, before=earlier)
+        for value, (at_us, number, earlier) in first.items()
+        if earlier and number >= _LEAST_KNOWN and at_us >= onset_us - _AROUND_US
     }
 
 
@@ -283,13 +283,15 @@ def versions_around(catalog: Catalog, row: TransitionRow, stored_us: int | None)
     """
     model = catalog.versions[row.model_version_id].model
     first = min(
-        (one for one in catalog.versions.values() if one.model == model),
-        key=lambda one: (one.first_seen_us, one.id),
+        (candidate for candidate in catalog.versions.values() if candidate.model == model),
+        key=lambda candidate: (candidate.first_seen_us, candidate.id),
     )
     until_us = row.at_us if stored_us is None else stored_us
     return [
         version
-        for version in sorted(catalog.versions.values(), key=lambda one: (one.first_seen_us, one.id))
+        for version in sorted(
+            catalog.versions.values(), key=lambda candidate: (candidate.first_seen_us, candidate.id)
+        )
         if version.model == model
         and version is not first
         and row.onset_us - _AROUND_US <= version.first_seen_us <= until_us

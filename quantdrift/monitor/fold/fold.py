@@ -208,7 +208,7 @@ class Fold:
             state.losses.trim(now_us)
             state.forget_items()
             self._retire_silent(now_us)
-            touched = [one for one in touched if state.slices.get(one.key) is one]
+            touched = [slice_ for slice_ in touched if state.slices.get(slice_.key) is slice_]
             state.look()
         self._settle(rows, touched, all_due=now_us // SETTLE_US > before_us // SETTLE_US)
 
@@ -256,9 +256,9 @@ class Fold:
                 self.state.pass_time(at_us)
             return [], []
         columns = Columns(observed)
-        budgets = [self.state.budget(one.rows[0].model_version_id) for one in observed]
+        budgets = [self.state.budget(entry.rows[0].model_version_id) for entry in observed]
         cap = np.array([budget.cap for budget in budgets])[columns.of]
-        closed = np.array([one.closed for one in observed])[columns.observation]
+        closed = np.array([entry.closed for entry in observed])[columns.observation]
         unmeasured = self._unmeasured(observed, columns)
         self.state.rollup.add(columns, ~closed, cap, unmeasured)
         self.state.rollup.close(columns, closed)
@@ -279,7 +279,7 @@ class Fold:
         slices = [self.state.slices[key] for key in groups.keys]
         self._withhold(groups.keys, slices)
         self._note(groups, slices, captured_us)
-        watches = [one.watch for one in slices]
+        watches = [entry.watch for entry in slices]
         changes = advance_joined(watches, groups.joined(observed, mass), groups.ends, self.state.thresholds)
         return slices + shown_nothing, [(slices[change.watch], change) for change in changes]
 
@@ -291,14 +291,14 @@ class Fold:
         by_divergence = np.array(
             [
                 MEASURES[
-                    self.state.task(self.state.model(one.rows[0].model_version_id))
+                    self.state.task(self.state.model(observation.rows[0].model_version_id))
                 ].measured_by_divergence
-                for one in observed
+                for observation in observed
             ]
         )[columns.of]
         flip = columns.column("flip")
-        found: BoolArray = unknown & (np.isnan(flip) | (by_divergence & (flip == 0.0)))
-        return found
+        unmeasured: BoolArray = unknown & (np.isnan(flip) | (by_divergence & (flip == 0.0)))
+        return unmeasured
 
     def _count_items(
         self, columns: Columns, which: BoolArray, unmeasured: BoolArray, shown: Collection[Key]
@@ -333,15 +333,15 @@ class Fold:
             )
         ]
         self.state.count_items(counts)
-        found: dict[Key, SliceState] = {}
+        shown_nothing: dict[Key, SliceState] = {}
         for count in counts:
             key = count[:2]
             if not count.n_unmeasured or key in shown or self.state.ignores(count.slice_id):
                 continue
             if key not in self.state.slices:
                 self.state.enter(key, "", at_us=self.state.now_us, last_us=self.state.now_us)
-            found[key] = self.state.slices[key]
-        return list(found.values())
+            shown_nothing[key] = self.state.slices[key]
+        return list(shown_nothing.values())
 
     def _withhold(self, keys: Sequence[Key], slices: Sequence[SliceState]) -> None:
         """Give no allowance for the last sessions and the stragglers of versions that others have replaced."""
@@ -368,8 +368,8 @@ class Fold:
         if now_us is not None:
             until_us = max(now_us, self.state.now_us - self._reorder_us) if self._is_quiet(rows) else now_us
             begin = max(len(event_us), 1)
-            for place, (over_us, items) in enumerate(self.state.sessions.due(until_us), start=begin):
-                observed.append(Observation(place, items, max(over_us, now_us), closed=True))
+            for order, (over_us, items) in enumerate(self.state.sessions.due(until_us), start=begin):
+                observed.append(Observation(order, items, max(over_us, now_us), closed=True))
         return observed, event_us
 
     def _is_quiet(self, rows: BatchRows) -> bool:
@@ -391,7 +391,9 @@ class Fold:
         grows: BoolArray | None,
     ) -> SliceGroups:
         """Return what the detectors are given: an exchange of a session is no observation, and the session is."""
-        which = np.array([one.closed or not one.rows[0].group_key for one in observed])[columns.observation]
+        which = np.array(
+            [observation.closed or not observation.rows[0].group_key for observation in observed]
+        )[columns.observation]
         if self.state.retired or self.state.lapsed:
             # Captured, or assigned to it, before the workers learned that it is retired or has lost its place.
             ended = self.state.retired | self.state.lapsed
@@ -407,13 +409,13 @@ class Fold:
         captured_us: IntArray,
     ) -> FloatArray:
         """Move the clock along a batch; signals begin where they are first shown. Return the mass of each observation."""
-        known = self.state.knows(self.state.rows(groups.keys), groups.codes())
-        unknown = np.flatnonzero(~known).tolist()
+        complete = self.state.knows(self.state.rows(groups.keys), groups.codes())
+        unknown = np.flatnonzero(~complete).tolist()
         lacking = self._lacking(groups, unknown)
         parts: dict[int, list[int]] = {}  # the order matters only where something begins
         if lacking:
-            for place, observation in enumerate(groups.observation.tolist()):
-                parts.setdefault(observation, []).append(place)
+            for group, observation in enumerate(groups.observation.tolist()):
+                parts.setdefault(observation, []).append(group)
         mass: list[float] = []
         for order, at_us in enumerate(event_us):
             self.state.pass_time(at_us)
@@ -431,11 +433,11 @@ class Fold:
 
     def _lacking(self, groups: SliceGroups, unknown: Sequence[int]) -> dict[int, list[SignalKey]]:
         """Return per place of a group the signals that begin with it, or whose budget has to be looked at."""
-        found: dict[int, list[SignalKey]] = {}
+        lacking: dict[int, list[SignalKey]] = {}
         for number in unknown:
             for signal in self.state.lacks(groups.keys[number], groups.shown(number)):
-                found.setdefault(groups.first(number, signal), []).append(signal)
-        return found
+                lacking.setdefault(groups.first(number, signal), []).append(signal)
+        return lacking
 
     def _begin(
         self,
@@ -445,16 +447,16 @@ class Fold:
         captured_us: IntArray,
     ) -> None:
         """Let what one observation shows for the first time begin."""
-        for place in places:
-            key, at_us = groups.key_of(place), int(captured_us[place])
+        for group in places:
+            key, at_us = groups.key_of(group), int(captured_us[group])
             if key not in self.state.slices:
                 self.state.enter(key, "", at_us=self.state.now_us, last_us=at_us)
             self.state.slices[key].compared(at_us)
-            if place in lacking:
+            if group in lacking:
                 self.state.observed(
                     key,
-                    sorted(lacking[place]),
-                    weighted=bool(groups.weighted[place]),
+                    sorted(lacking[group]),
+                    weighted=bool(groups.weighted[group]),
                 )
 
     def _note(self, groups: SliceGroups, slices: Sequence[SliceState], captured_us: IntArray) -> None:
@@ -467,8 +469,8 @@ class Fold:
         same &= np.maximum.reduceat(groups.policy_id, groups.starts) == last
         for number in np.flatnonzero(~same | (table.sampled_under[rows] != last)).tolist():
             states = slices[number].watch.states
-            for signal, place in groups.last(number):
-                states[signal][POLICY] = groups.policy_id[place]
+            for signal, group in groups.last(number):
+                states[signal][POLICY] = groups.policy_id[group]
             under = {int(state[POLICY]) for state in states.values()}
             table.sampled_under[rows[number]] = under.pop() if len(under) == 1 else -1
 
@@ -512,8 +514,12 @@ class Fold:
             state.decide(decision)
         for change in rows.slices:
             self._retire(change)
-        for one in rows.closes:
-            close(state, (one.model_version_id, one.slice_id), f"{CLOSED}{one.made_by}: {one.reason}")
+        for closing in rows.closes:
+            close(
+                state,
+                (closing.model_version_id, closing.slice_id),
+                f"{CLOSED}{closing.made_by}: {closing.reason}",
+            )
         for version_id in rows.unreferenced:
             self._unreferenced(self.catalog.versions[version_id], rows.stored_us)
 

@@ -104,8 +104,8 @@ class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True):
 
 def exchanges(rows: Sequence[ComparisonRow]) -> Iterator[ExchangeRows]:
     """Yield the exchanges of a batch in which the items of each are next to each other, in order."""
-    for order, (_, found) in enumerate(itertools.groupby(rows, key=_EXCHANGE)):
-        yield ExchangeRows(order=order, rows=tuple(found))
+    for order, (_, items) in enumerate(itertools.groupby(rows, key=_EXCHANGE)):
+        yield ExchangeRows(order=order, rows=tuple(items))
 
 
 class Observation(NamedTuple):
@@ -157,19 +157,19 @@ class Columns:
     """
 
     def __init__(self, observations: Sequence[Observation]) -> None:
-        self.rows = [row for one in observations for row in one.rows]
+        self.rows = [row for entry in observations for row in entry.rows]
         self.values = np.array([_ROW(row) for row in self.rows], dtype=np.float64)
         self.captured_us = np.array([row.captured_us for row in self.rows], dtype=np.int64)
         self.policy_id = np.array([row.policy_id for row in self.rows], dtype=np.int64)
-        self.of = np.repeat(np.arange(len(observations)), [len(one.rows) for one in observations])
+        self.of = np.repeat(np.arange(len(observations)), [len(entry.rows) for entry in observations])
         slice_ids = [row.slice_ids for row in self.rows]
         n = np.array([len(ids) for ids in slice_ids], dtype=np.intp)
         slices = np.fromiter(itertools.chain.from_iterable(slice_ids), np.int64, count=int(n.sum()))
-        versions = np.array([one.rows[0].model_version_id for one in observations], dtype=np.int64)
+        versions = np.array([entry.rows[0].model_version_id for entry in observations], dtype=np.int64)
         item = np.repeat(np.arange(len(self.rows)), n)
         key = (versions[self.of[item]] << _VERSION_BITS) | slices
-        place = np.argsort(key, kind="stable")
-        key, item = key[place], item[place]
+        order = np.argsort(key, kind="stable")
+        key, item = key[order], item[order]
         again = np.zeros(len(key), dtype=np.bool_)
         again[1:] = (key[1:] == key[:-1]) & (item[1:] == item[:-1])
         if again.any():  # a slice that was named twice
@@ -183,8 +183,8 @@ class Columns:
 
     def column(self, name: str) -> FloatArray:
         """Return a column of `values`."""
-        found: FloatArray = self.values[:, _COLUMNS.index(name)]
-        return found
+        column: FloatArray = self.values[:, _COLUMNS.index(name)]
+        return column
 
     def columns(self, names: Sequence[str]) -> FloatArray:
         """Return a copy of columns of `values`, (items, names)."""
@@ -192,8 +192,8 @@ class Columns:
 
     def present(self, names: Sequence[str]) -> BoolArray:
         """Return where items have a value, (items, names); NaN is no value, and neither is null."""
-        found: BoolArray = ~np.isnan(self.columns(names))
-        return found
+        present: BoolArray = ~np.isnan(self.columns(names))
+        return present
 
     def items(self, cap: FloatArray) -> Items:
         """Return what the detectors are made of; `cap` is (items,)."""
@@ -281,7 +281,9 @@ class SliceGroups:
         weighted: BoolArray,
     ) -> None:
         self._columns = columns
-        flips, divergences = (group_means(one, items, members) for one in (items.flip, items.divergence))
+        flips, divergences = (
+            group_means(values, items, members) for values in (items.flip, items.divergence)
+        )
         shares = group_shares(items, members)
         self._x = [flips.x, divergences.x, shares.change, shares.tail]
         seen = [flips.seen, divergences.seen, shares.seen_change, shares.seen_tail]
@@ -320,7 +322,7 @@ class SliceGroups:
     def shown(self, number: int) -> list[SignalKey]:
         """Return the signals that the key with this number shows at all."""
         some = np.any(self._seen[:, self.starts[number] : self.ends[number]], axis=1)
-        return [signal for signal, one in zip(self._signals, some.tolist(), strict=True) if one]
+        return [signal for signal, is_shown in zip(self._signals, some.tolist(), strict=True) if is_shown]
 
     def first(self, number: int, signal: SignalKey) -> int:
         """Return the place of the first group of a key that shows a signal."""
@@ -330,12 +332,12 @@ class SliceGroups:
     def last(self, number: int) -> list[tuple[SignalKey, int]]:
         """Return of the key with this number each signal that is shown, and the place of the last group that does."""
         start, end = int(self.starts[number]), int(self.ends[number])
-        found = []
+        last = []
         for signal, seen in zip(self._signals, self._seen[:, start:end], strict=True):
             shown = np.flatnonzero(seen)
             if len(shown):
-                found.append((signal, start + int(shown[-1])))
-        return found
+                last.append((signal, start + int(shown[-1])))
+        return last
 
     def key_of(self, place: int) -> tuple[int, int]:
         """Return whose the group at `place` is."""
@@ -345,7 +347,7 @@ class SliceGroups:
         """Return when each group was captured, at its last item; not later than the fold's time then."""
         begin = np.flatnonzero(np.diff(self._columns.of, prepend=-1))
         latest = np.maximum.reduceat(self._columns.captured_us, begin)
-        now_us = np.array([one.now_us for one in observed], dtype=np.int64)
+        now_us = np.array([observation.now_us for observation in observed], dtype=np.int64)
         return np.minimum(latest, now_us)[self.observation]
 
     def joined(self, observed: Sequence[Observation], mass: FloatArray) -> Groups:
@@ -357,20 +359,20 @@ class SliceGroups:
             if seen.any()
         }
         return Groups(
-            order=np.array([one.order for one in observed], dtype=np.float64)[of],
+            order=np.array([observation.order for observation in observed], dtype=np.float64)[of],
             mass=mass[of],
-            at_us=np.array([one.now_us for one in observed], dtype=np.float64)[of],
+            at_us=np.array([observation.now_us for observation in observed], dtype=np.float64)[of],
             series=series,
         )
 
     def values(self, number: int, signal: SignalKey) -> tuple[FloatArray, IntArray]:
         """Return what the key with this number shows of a signal, (groups, width), and the observation of each."""
-        place = slice(int(self.starts[number]), int(self.ends[number]))
+        span = slice(int(self.starts[number]), int(self.ends[number]))
         if signal not in self._signals:
             return np.zeros((0, DETECTORS[signal.kind].width)), self.observation[:0]
         row = SIGNALS.index(signal)
-        seen = self._seen[row, place]
-        return self._x[row][place][seen], self.observation[place][seen]
+        seen = self._seen[row, span]
+        return self._x[row][span][seen], self.observation[span][seen]
 
 
 def slice_groups(
@@ -402,7 +404,7 @@ def slice_groups(
     """
     item, ends = columns.groups(which)
     slice_id, observation = columns.slice_id[which], columns.observation[which]
-    closed = np.array([one.closed for one in observed])[observation]
+    closed = np.array([entry.closed for entry in observed])[observation]
     # Of a session, the policy of its first item in the slice.
     policy_id = columns.policy_id[item[ends - np.diff(ends, prepend=0)]]
     later = columns.policy_id[item] != np.repeat(policy_id, np.diff(ends, prepend=0))
@@ -412,10 +414,12 @@ def slice_groups(
         ends = np.cumsum(np.bincount(of[unbiased], minlength=len(ends)))
         item, later = item[unbiased], later[unbiased]
     starts = changes(slice_id, policy_id)
-    found = [rates(*key) for key in zip(slice_id[starts].tolist(), policy_id[starts].tolist(), strict=True)]
+    slice_rates = [
+        rates(*key) for key in zip(slice_id[starts].tolist(), policy_id[starts].tolist(), strict=True)
+    ]
     of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(slice_id)))
-    rows = np.array([_RATES(one) for one in found], dtype=np.float64).reshape(-1, 5)[of]
-    smallest, sure, least = (np.ascontiguousarray(rows[:, place]) for place in range(3))
+    rows = np.array([_RATES(entry) for entry in slice_rates], dtype=np.float64).reshape(-1, 5)[of]
+    smallest, sure, least = (np.ascontiguousarray(rows[:, column]) for column in range(3))
     weighted, of_sessions = rows[:, 3] != 0.0, rows[:, 4] != 0.0
     members = Members(item, ends, smallest, closed, sure, least, later)
     none = np.zeros(len(columns.rows))
@@ -451,7 +455,7 @@ def _log_refused(columns: Columns, members: Members, slice_id: IntArray, refused
     """Log which groups are no observations: their sampling probabilities contradict their policy."""
     for group in np.flatnonzero(refused).tolist():
         places = members.item[members.ends[group - 1] if group else 0 : members.ends[group]].tolist()
-        rows = [columns.rows[place] for place in places]
+        rows = [columns.rows[item] for item in places]
         try:
             if members.session[group]:
                 rows = [row for row in rows if row.policy_id == rows[0].policy_id]

@@ -59,16 +59,16 @@ class Rates:
 
     def of(self, catalog: Catalog, slice_id: int, policy_id: int) -> SliceRates:
         """Return how slice `slice_id` is sampled under policy `policy_id`, both in `catalog`."""
-        known = self._known.get((slice_id, policy_id))
-        if known is None:
+        rates = self._known.get((slice_id, policy_id))
+        if rates is None:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            place, policy = catalog.slices[slice_id], catalog.policies[policy_id]
-            where = of_model(place.where, place.model)
+            slice_, policy = catalog.slices[slice_id], catalog.policies[policy_id]
+            where = of_model(slice_.where, slice_.model)
             strata = reachable_strata(where, policy)
             smallest, sure = smallest_rate(where, policy), sure_rate(where, policy)
             parts = sorted({min(stratum.rate, sure) for stratum in strata if stratum.rate > 0})
-            known = self._known[slice_id, policy_id] = SliceRates(
+            rates = self._known[slice_id, policy_id] = SliceRates(
                 smallest=smallest,
                 weighted=largest_rate(where, policy) > smallest,
                 strata=tuple(stratum.name for stratum in strata),
@@ -76,7 +76,7 @@ class Rates:
                 session=_smallest_of_parts([stratum.rate for stratum in strata if stratum.rate > 0], sure),
                 session_weighted=len(parts) > 1,
             )
-        return known
+        return rates
 
 
 def _smallest_of_parts(rates: Sequence[float], sure: float) -> float:

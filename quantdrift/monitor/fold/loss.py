@@ -148,11 +148,19 @@ class LossCounts:
         """
         strata = set(strata)
         if n_quarantined:
-            taken = {stratum: sums[1] for (stratum, one), sums in self._sums.items() if one == model}
+            taken = {
+                stratum: sums[1]
+                for (stratum, counted_model), sums in self._sums.items()
+                if counted_model == model
+            }
             of_all = sum(taken.values())
             here = sum(taken.get(stratum, 0) for stratum in strata)
             n_quarantined = round(n_quarantined * here / of_all) if of_all > 0 else n_quarantined
-        sums = [self._sums.get((name, one), (0, 0, 0, 0)) for name in strata for one in {model, ""}]
+        sums = [
+            self._sums.get((name, counted_model), (0, 0, 0, 0))
+            for name in strata
+            for counted_model in {model, ""}
+        ]
         named = [entry for stratum in strata for entry in self._unknown.get((stratum, model), ())]
         n_unknown = sum(n for _, begin_us, n in named if known_us is not None and begin_us >= known_us)
         return RecentCounts(

@@ -161,16 +161,16 @@ class NoiseFloors:
 
     def too_noisy(self, version_id: int) -> tuple[str, dict[int, str]]:
         """Return why the noise of a version is too high for verdicts, and the same of each slice of which that differs."""
-        found = self._reasons.get(version_id)
-        if found is None:
+        why = self._reasons.get(version_id)
+        if why is None:
             of_version = self._reason((version_id, _VERSION))
             slices = sorted(self._slices.get(version_id, ()))
             reasons = {slice_id: self._reason((version_id, slice_id)) for slice_id in slices}
-            found = self._reasons[version_id] = (
+            why = self._reasons[version_id] = (
                 of_version,
                 {slice_id: reason for slice_id, reason in reasons.items() if reason != of_version},
             )
-        return found
+        return why
 
     def forget(self, key: tuple[int, int]) -> None:
         """Forget the noise of a slice that is no longer compared."""
@@ -178,9 +178,9 @@ class NoiseFloors:
         if key[1] not in of_version:
             return
         of_version.remove(key[1])
-        for one in ((*key, side, metric.value) for side in _SIDES for metric in WATCHED):
-            self._rows.pop(one, None)
-            self._dirty.discard(one)
+        for row_key in ((*key, side, metric.value) for side in _SIDES for metric in WATCHED):
+            self._rows.pop(row_key, None)
+            self._dirty.discard(row_key)
         self._forgotten.add(key)
         self._reasons.pop(key[0], None)
 
@@ -236,8 +236,8 @@ class NoiseFloors:
             np.where(of_slice, SLICE_DELTA, DELTA),
         )
         changed: list[int] = []
-        for key, found in zip(keys, bounds, strict=True):  # versions come first
-            row = self._row(key, touched[key], found, subject, at_us=at_us, fold_seq=fold_seq)
+        for key, bound in zip(keys, bounds, strict=True):  # versions come first
+            row = self._row(key, touched[key], bound, subject, at_us=at_us, fold_seq=fold_seq)
             changed += self._replace(key, row, touched[key], subject)
         if keys:
             self._reasons.pop(subject.version.id, None)
@@ -270,11 +270,11 @@ class NoiseFloors:
         limit = NOISE_BOUND * accepted
         level: Level | None
         if key[1] == _VERSION:
-            known = Level(
+            level_before = Level(
                 added=before.added if before and same else 0.0,
                 exceeds=before is not None and before.exceeds,
             )
-            level = updated(known, *bounds, accepted, limit)
+            level = updated(level_before, *bounds, accepted, limit)
         else:
             version = self._rows.get((key[0], _VERSION, *key[2:]))
             own = before if before and same and before.own else None
@@ -396,19 +396,19 @@ def _by_slice(
     seen: Sequence[tuple[NoiseRow, float]], subject: NoiseSubject
 ) -> dict[int, list[tuple[NoiseRow, float]]]:
     """Return the items of one exchange by the slices that they count for; those of the version under `_VERSION`."""
-    found: dict[int, list[tuple[NoiseRow, float]]] = {}
+    items_by_slice: dict[int, list[tuple[NoiseRow, float]]] = {}
     for row, x in seen:
         for slice_id in (subject.everything,) if row.slice_ids is None else row.slice_ids:
             if slice_id == subject.everything:
-                found.setdefault(_VERSION, []).append((row, x))
+                items_by_slice.setdefault(_VERSION, []).append((row, x))
             elif subject.name_of(slice_id) is not None:
-                found.setdefault(slice_id, []).append((row, x))
-    return found
+                items_by_slice.setdefault(slice_id, []).append((row, x))
+    return items_by_slice
 
 
 def by_version(rows: Iterable[NoiseRow]) -> Iterator[tuple[int, list[NoiseRow]]]:
     """Yield each version with its items, by version id."""
-    found: dict[int, list[NoiseRow]] = {}
+    items_by_version: dict[int, list[NoiseRow]] = {}
     for row in rows:
-        found.setdefault(row.model_version_id, []).append(row)
-    yield from sorted(found.items())
+        items_by_version.setdefault(row.model_version_id, []).append(row)
+    yield from sorted(items_by_version.items())

@@ -65,7 +65,7 @@ class Rollup:
         begins = ends - np.diff(ends, prepend=0)
         first = item[begins]
         captured_us = columns.captured_us[first]
-        version = np.array([columns.rows[place].model_version_id for place in first.tolist()])
+        version = np.array([columns.rows[index].model_version_id for index in first.tolist()])
         row = self._row(version, columns.slice_id[which], captured_us - captured_us % HOUR_US)
         if unmeasured.any():
             of_groups = np.add.reduceat(unmeasured[item].astype(np.float64), begins)
@@ -80,7 +80,7 @@ class Rollup:
         items = ItemSums(values, np.ascontiguousarray(present), np.isinf(divergence), bins)
         groups = GroupRows(row, weight, item, ends)
         add_up(self._sums, groups, items)
-        person = np.array([_random_group(one.group_key) for one in columns.rows])[first]
+        person = np.array([_random_group(comparison.group_key) for comparison in columns.rows])[first]
         add_squares(self._sums[:, _SQUARES:], groups, items, Squares(_SQUARED, person, N_GROUPS))
         np.maximum.at(self._sums[:, _CAP], row, cap[first])
 
@@ -101,7 +101,7 @@ class Rollup:
         if not len(ends):
             return
         begins = ends - np.diff(ends, prepend=0)
-        ids = np.array([columns.rows[place].exchange_id for place in item.tolist()])
+        ids = np.array([columns.rows[index].exchange_id for index in item.tolist()])
         new = np.zeros(len(item), dtype=np.bool_)
         new[begins] = True
         new[1:] |= ids[1:] != ids[:-1]
@@ -110,7 +110,7 @@ class Rollup:
         alone = np.add.reduceat(weight * weight, begins)
         first = item[begins]
         captured_us = columns.captured_us[first]
-        version = np.array([columns.rows[place].model_version_id for place in first.tolist()])
+        version = np.array([columns.rows[index].model_version_id for index in first.tolist()])
         row = self._row(version, columns.slice_id[which], captured_us - captured_us % HOUR_US)
         np.add.at(self._sums[:, _WEIGHT_SQ], row, total * total - alone)
 
@@ -177,7 +177,7 @@ def _tuples(bins: FloatArray) -> Iterator[tuple[float, ...]]:
     places, values, begin = np.nonzero(filled)[1].tolist(), bins[filled].tolist(), 0
     for end in ends:
         row = _ZEROS.copy()
-        for place in range(begin, end):
-            row[places[place]] = values[place]
+        for index in range(begin, end):
+            row[places[index]] = values[index]
         yield tuple(row)
         begin = end

@@ -99,7 +99,8 @@ class ServingVersions:
         def is_silent(row: ServingRow) -> bool:
             until_us = row.last_us + _longest_gap_s(row) * MICROSECONDS
             return newest_us > until_us and any(
-                one.last_us > until_us and counts(one.model_version_id, row.model_version_id) for one in serve
+                other.last_us > until_us and counts(other.model_version_id, row.model_version_id)
+                for other in serve
             )
 
         changed = [
@@ -119,13 +120,13 @@ class ServingVersions:
     def instead_of(self, version_id: int, counts: Callable[[int, int], bool]) -> list[int]:
         """Return the versions that serve instead of one that was replaced, the one that was seen last first."""
         last_us = self._rows[version_id].last_us
-        found = [
+        rows = [
             row
             for row in self._rows.values()
             if row.replaced_us is None and row.last_us > last_us and counts(row.model_version_id, version_id)
         ]
-        found.sort(key=lambda row: (-row.last_us, row.model_version_id))
-        return [row.model_version_id for row in found]
+        rows.sort(key=lambda row: (-row.last_us, row.model_version_id))
+        return [row.model_version_id for row in rows]
 
     def heirs(self, version_id: int, counts: Callable[[int, int], bool]) -> list[int]:
         """Return the versions that have exchanges although this one has been silent for `GAPS` of its gaps, the newest first.
@@ -135,13 +136,15 @@ class ServingVersions:
         """
         row = self._rows[version_id]
         until_us = row.last_us + max(GAPS * row.gap_s, _LEAST_PAUSE_S) * MICROSECONDS
-        found = [
-            one
-            for one in self._rows.values()
-            if one.replaced_us is None and one.last_us > until_us and counts(one.model_version_id, version_id)
+        heirs = [
+            heir
+            for heir in self._rows.values()
+            if heir.replaced_us is None
+            and heir.last_us > until_us
+            and counts(heir.model_version_id, version_id)
         ]
-        found.sort(key=lambda one: (-one.last_us, one.model_version_id))
-        return [one.model_version_id for one in found]
+        heirs.sort(key=lambda heir: (-heir.last_us, heir.model_version_id))
+        return [heir.model_version_id for heir in heirs]
 
     def forget(self, version_id: int) -> None:
         """Forget a version; what is stored of it stays."""

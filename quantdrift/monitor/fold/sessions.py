@@ -50,40 +50,40 @@ class Sessions:
             key = row.model_version_id, row.group_key
             items = _DECODER.decode(row.items)
             self._open[key] = _Open(row.opened_us, items)
-        self._n_held = sum(len(one.items) for one in self._open.values())
+        self._n_held = sum(len(session.items) for session in self._open.values())
         self._stored = {row.key for row in stored}
 
     def policies(self) -> set[int]:
         """Return the policies of the items of open sessions."""
-        return {item.policy_id for one in self._open.values() for item in one.items}
+        return {item.policy_id for session in self._open.values() for item in session.items}
 
     def add(self, items: Sequence[ComparisonRow], now_us: int) -> None:
         """Add the items of one exchange to its session."""
         first = items[0]
         key = (first.model_version_id, first.group_key)
-        found = self._open.get(key)
-        if found is None:
-            found = self._open[key] = _Open(now_us, [])
-        found.items += items
+        session = self._open.get(key)
+        if session is None:
+            session = self._open[key] = _Open(now_us, [])
+        session.items += items
         self._n_held += len(items)
         self._dirty.add(key)
 
     def due(self, now_us: int) -> list[tuple[int, tuple[ComparisonRow, ...]]]:
         """Close and return the sessions whose time is over, and the oldest or longest where there are too many; with when it was over."""
         due = [key for key in self._dirty if len(self._open[key].items) >= MOST_ITEMS]
-        excess, held = len(self._open) - MOST_OPEN, self._n_held
-        for place, (key, one) in enumerate(self._open.items()):
-            if place >= excess and held <= MOST_HELD and one.opened_us + self._length_us > now_us:
+        excess, n_held = len(self._open) - MOST_OPEN, self._n_held
+        for position, (key, session) in enumerate(self._open.items()):
+            if position >= excess and n_held <= MOST_HELD and session.opened_us + self._length_us > now_us:
                 break
-            held -= len(one.items)
+            n_held -= len(session.items)
             due.append(key)
-        found = []
+        closed = []
         for key in sorted(set(due), key=lambda key: (self._open[key].opened_us, key)):
             over = self._open.pop(key)
             self._n_held -= len(over.items)
-            found.append((min(over.opened_us + self._length_us, now_us), tuple(over.items)))
+            closed.append((min(over.opened_us + self._length_us, now_us), tuple(over.items)))
             self._dirty.discard(key)
-        return found
+        return closed
 
     def take(self, fold_seq: int) -> tuple[tuple[SessionRow, ...], tuple[StoredKey, ...]]:
         """Return what is to be written and what is to be deleted since the last call."""
@@ -98,7 +98,7 @@ class Sessions:
             )
             for key in sorted(self._dirty)
         )
-        lasting = {(key[0], one.items[0].policy_id, key[1]) for key, one in self._open.items()}
+        lasting = {(key[0], session.items[0].policy_id, key[1]) for key, session in self._open.items()}
         closed = tuple(sorted(self._stored - lasting))
         self._stored = (self._stored & lasting) | {row.key for row in rows}
         self._dirty = set()

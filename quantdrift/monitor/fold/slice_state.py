@@ -318,7 +318,7 @@ def new_slice(
 
 def rows_of(slices: Sequence[SliceState]) -> IntArray:
     """Return the rows of slices in their table."""
-    return np.array([one.row for one in slices], dtype=np.intp)
+    return np.array([entry.row for entry in slices], dtype=np.intp)
 
 
 def detector_rows(table: FoldTable, slices: Sequence[SliceState]) -> list[DetectorRow]:
@@ -367,14 +367,14 @@ def verdict_rows(table: FoldTable, slices: Sequence[SliceState], thresholds: Thr
         rows, old = every[stale], list(itertools.compress(slices, stale.tolist()))
         table.survey_all(rows)
         evidence, threshold = table.total[rows], table.page_thresholds(rows, thresholds)
-        for place in np.flatnonzero(~table.unweighed[rows]).tolist():
-            evidence[place], threshold[place] = old[place].written.evidence, old[place].written.threshold
-        made = map(
+        for index in np.flatnonzero(~table.unweighed[rows]).tolist():
+            evidence[index], threshold[index] = old[index].written.evidence, old[index].written.threshold
+        verdicts = map(
             VerdictRow,
             table.version_id[rows].tolist(),
             table.slice_id[rows].tolist(),
-            [one.said for one in old],
-            [one.reason for one in old],
+            [entry.said for entry in old],
+            [entry.reason for entry in old],
             table.since_us[rows].tolist(),
             table.n_groups[rows].tolist(),
             evidence.tolist(),
@@ -384,10 +384,10 @@ def verdict_rows(table: FoldTable, slices: Sequence[SliceState], thresholds: Thr
             table.updated_us[rows].tolist(),
             table.fold_seq[rows].tolist(),
         )
-        for one, row in zip(old, made, strict=True):
-            one.written = row
+        for entry, row in zip(old, verdicts, strict=True):
+            entry.written = row
         table.stale[rows] = table.unweighed[rows] = False
-    return [one.written for one in slices]
+    return [entry.written for entry in slices]
 
 
 def _estimates(table: FoldTable, rows: IntArray) -> list[dict[str, dict[str, float]]]:
@@ -396,20 +396,20 @@ def _estimates(table: FoldTable, rows: IntArray) -> list[dict[str, dict[str, flo
     What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`. An interval that would hold
     every value is left out: `missing` is how many exchanges it needs.
     """
-    found: list[dict[str, dict[str, float]]] = [{} for _ in range(len(rows))]
+    estimates: list[dict[str, dict[str, float]]] = [{} for _ in range(len(rows))]
     learns = table.missing[rows] > 0
     for signal in table.keys:
         has, states = table.has[signal][rows], table.states[signal]
         if signal.kind == BUDGET.kind:
-            of_those = itertools.compress(found, has.tolist())
+            of_those = itertools.compress(estimates, has.tolist())
             for of_slice, shown in zip(of_those, _means(table, rows[has], signal), strict=True):
                 of_slice[signal.metric] = shown
         elif len(lacking := np.flatnonzero(has & learns)):
             n = DETECTORS[signal.kind].missings(states[rows[lacking]])
-            for place, missing in zip(lacking.tolist(), n.tolist(), strict=True):
+            for index, missing in zip(lacking.tolist(), n.tolist(), strict=True):
                 if missing:
-                    found[place].setdefault(signal.metric, {})[f"{signal.kind}_missing"] = missing
-    return found
+                    estimates[index].setdefault(signal.metric, {})[f"{signal.kind}_missing"] = missing
+    return estimates
 
 
 def _means(table: FoldTable, rows: IntArray, signal: SignalKey) -> list[dict[str, float]]:
@@ -424,18 +424,18 @@ def _means(table: FoldTable, rows: IntArray, signal: SignalKey) -> list[dict[str
     ]
     missing = recent[:, 4].astype(np.int64)
     unusual = (n == 0) | (missing > 0) | (added != 0) | (table.phase[rows] != 0)
-    for place in np.flatnonzero(unusual).tolist():
-        usual = shown[place]
-        shown[place] = own = {"budget": usual["budget"]}
-        if added[place]:
-            own["noise"] = float(added[place] * scale[place])
-        if n[place]:
+    for index in np.flatnonzero(unusual).tolist():
+        usual = shown[index]
+        shown[index] = own = {"budget": usual["budget"]}
+        if added[index]:
+            own["noise"] = float(added[index] * scale[index])
+        if n[index]:
             own["mean"] = usual["mean"]
-            if missing[place]:
-                own["missing"] = int(missing[place])
+            if missing[index]:
+                own["missing"] = int(missing[index])
             else:
                 own |= {name: usual[name] for name in ("low", "high")}
             own["n"] = usual["n"]
-        if table.phase[rows[place]] and (since := BUDGET.since_change(states[rows[place]])):
+        if table.phase[rows[index]] and (since := BUDGET.since_change(states[rows[index]])):
             own["severity"] = since.low
     return shown

@@ -253,8 +253,8 @@ class FoldState:
 
     def task(self, model: str) -> Task:
         """Return what a model gives."""
-        found = self._config.model(model)
-        return found.task if found else Task.CLASSIFICATION
+        configured = self._config.model(model)
+        return configured.task if configured else Task.CLASSIFICATION
 
     def rates(self, slice_id: int, policy_id: int) -> SliceRates:
         """Return how a slice is sampled under a policy."""
@@ -265,14 +265,14 @@ class FoldState:
     def sorted(self) -> tuple[list[SliceState], IntArray]:
         """Return the slices in the order of their keys, and the row of each."""
         if self._sorted is None:
-            found = [self.slices[key] for key in sorted(self.slices)]
-            self._sorted = found, rows_of(found)
+            slices = [self.slices[key] for key in sorted(self.slices)]
+            self._sorted = slices, rows_of(slices)
         return self._sorted
 
     def changed(self) -> list[SliceState]:
         """Return the slices whose rows are to be written, in the order of their keys."""
-        found, rows = self.sorted()
-        return list(itertools.compress(found, self.table.dirty[rows].tolist()))
+        slices, rows = self.sorted()
+        return list(itertools.compress(slices, self.table.dirty[rows].tolist()))
 
     def enter(self, key: Key, reason: str, *, at_us: int, last_us: int) -> None:
         """Add a slice that nothing is known of yet."""
@@ -318,23 +318,25 @@ class FoldState:
             return True
         if slice_id not in self.retired:
             return False
-        known = self._declared.get(slice_id)
-        if known is None:
-            known = self._declared[slice_id] = is_declared(self._config, self.catalog.slices[slice_id].key)
-        return not known
+        declared = self._declared.get(slice_id)
+        if declared is None:
+            declared = self._declared[slice_id] = is_declared(self._config, self.catalog.slices[slice_id].key)
+        return not declared
 
     def latency_not_asked(self) -> list[tuple[Key, list[SignalKey]]]:
         """Return the slices with signals of their latency that are watched although the configuration asks for them no more.
 
         An alert of theirs would wait for a recovery that nothing can show.
         """
-        found = []
+        not_asked = []
         for key, entry in sorted(self.slices.items()):
             budget = self.budget(key[0])
             asked = {LATENCY: budget.latency_p99_s, LATENCY_GROWTH: budget.latency_growth}
-            if signals := [one for one, value in asked.items() if one in entry.watch.states and not value]:
-                found.append((key, signals))
-        return found
+            if signals := [
+                signal for signal, value in asked.items() if signal in entry.watch.states and not value
+            ]:
+                not_asked.append((key, signals))
+        return not_asked
 
     def retune_growth(self) -> None:
         """Test every latency against what the configuration allows today of its learned baseline."""
@@ -389,7 +391,9 @@ class FoldState:
             and self.is_verified(other) is self.is_verified(version_id)
         ]
         if same:
-            self.noise.go_on(version_id, max(same, key=lambda one: (self.serving.row(one).last_us, one)))
+            self.noise.go_on(
+                version_id, max(same, key=lambda same_id: (self.serving.row(same_id).last_us, same_id))
+            )
 
     def judge_versions(self) -> None:
         """Find which versions were replaced, and which serve again.
@@ -418,7 +422,14 @@ class FoldState:
         for entry in itertools.compress(slices, has_some.tolist()):
             for signal in sorted(entry.watch.states):
                 of_heirs = (self.slices.get((heir, entry.key[1])) for heir in heirs)
-                heir = next((one for one in of_heirs if one is not None and signal in one.watch.states), None)
+                heir = next(
+                    (
+                        of_heir
+                        for of_heir in of_heirs
+                        if of_heir is not None and signal in of_heir.watch.states
+                    ),
+                    None,
+                )
                 if heir is not None:
                     self._carry(heir, signal, entry)
 
@@ -430,8 +441,8 @@ class FoldState:
 
     def serves_now(self, version_id: int) -> list[str]:
         """Return the versions that serve instead of one that was replaced, each once, the one that was seen last first."""
-        found = self.serving.instead_of(version_id, self._replaces)
-        return list(dict.fromkeys(self.catalog.versions[one].candidate_version for one in found))
+        version_ids = self.serving.instead_of(version_id, self._replaces)
+        return list(dict.fromkeys(self.catalog.versions[other].candidate_version for other in version_ids))
 
     def forget_versions(self) -> None:
         """Forget the versions that were not seen for 30 days and have no slices any more."""
@@ -491,23 +502,23 @@ class FoldState:
 
     def recent_counts(self, strata: tuple[str, ...], model: str) -> RecentCounts:
         """Return what was offered and lost of a model in the recent hour; see `look`."""
-        found = self._counts.get((strata, model))
-        if found is None:
+        counts = self._counts.get((strata, model))
+        if counts is None:
             quarantined = self.circumstances.quarantined.get(model)
             n, reason = (0, "") if quarantined is None else (quarantined.n, quarantined.reason)
             seen_us = [of.first_seen_us for of in self.catalog.versions.values() if of.model == model]
             known_us = min(seen_us, default=None)
-            found = self._counts[strata, model] = self.losses.recent(strata, model, known_us, n, reason)
-        return found
+            counts = self._counts[strata, model] = self.losses.recent(strata, model, known_us, n, reason)
+        return counts
 
     def count_class(self, slice_id: int, version_id: int, policy_id: int) -> int:
         """Return the place in `count_classes` of the strata and the model whose losses count for a slice."""
         key = (self.rates(slice_id, policy_id).strata, self.model(version_id))
-        found = self._count_class.get(key)
-        if found is None:
-            found = self._count_class[key] = len(self.count_classes)
+        number = self._count_class.get(key)
+        if number is None:
+            number = self._count_class[key] = len(self.count_classes)
             self.count_classes.append(key)
-        return found
+        return number
 
     def look(self) -> None:
         """Let `recent_counts` be worked out again: what they rest on may have changed."""
@@ -522,8 +533,8 @@ class FoldState:
 
     def rows(self, keys: Iterable[Key]) -> IntArray:
         """Return the rows of slices in `table`; -1 for a slice that nothing is known of."""
-        found = map(self.slices.get, keys)
-        return np.array([-1 if one is None else one.row for one in found], dtype=np.intp)
+        entries = map(self.slices.get, keys)
+        return np.array([-1 if entry is None else entry.row for entry in entries], dtype=np.intp)
 
     def knows(self, rows: IntArray, codes: IntArray) -> BoolArray:
         """Return of which slices all signals exist that they show, (rows,), measured against the budgets of today.
@@ -537,16 +548,16 @@ class FoldState:
         """
         table = self.table
         exist = np.zeros(len(rows), dtype=np.intp)
-        for place, signal in enumerate(SIGNALS):
+        for bit, signal in enumerate(SIGNALS):
             if signal in table.has:
-                exist += table.has[signal][rows].astype(np.intp) << place
-        known: BoolArray = (rows >= 0) & (table.checked[rows] == self.generation) & (codes & ~exist == 0)
-        return known
+                exist += table.has[signal][rows].astype(np.intp) << bit
+        complete: BoolArray = (rows >= 0) & (table.checked[rows] == self.generation) & (codes & ~exist == 0)
+        return complete
 
     def lacks(self, key: Key, shown: Sequence[SignalKey]) -> list[SignalKey]:
         """Return those of the signals that a slice shows that do not exist, and all that have a budget."""
         states = self.slices[key].watch.states if key in self.slices else {}
-        return [one for one in shown if one.kind == BUDGET.kind or one not in states]
+        return [signal for signal in shown if signal.kind == BUDGET.kind or signal not in states]
 
     def observed(self, key: Key, shown: Iterable[SignalKey], *, weighted: bool) -> None:
         """Make sure that the signals that a group shows exist, and measure against the budget of today.
@@ -576,8 +587,8 @@ class FoldState:
         """
         entry = self.slices[key]
         states = entry.watch.states
-        budgets = [one for one in states if one.kind == BUDGET.kind]
-        if not any(one not in shown or states[one][header.ALERTING] for one in budgets):
+        budgets = [signal for signal in states if signal.kind == BUDGET.kind]
+        if not any(signal not in shown or states[signal][header.ALERTING] for signal in budgets):
             self.table.checked[entry.row] = self.generation
 
     def tend(self, slices: Iterable[SliceState]) -> None:
@@ -640,11 +651,11 @@ class FoldState:
         verdicts = verdict_rows(self.table, changed, self.thresholds)
         if self._gone_detectors or self._gone_verdicts:
             # What was retired and came back is written once, in its present state.
-            known = self._gone_detectors | {
+            by_signal = self._gone_detectors | {
                 ((row.model_version_id, row.slice_id), SignalKey(row.metric, row.kind)): row
                 for row in detectors
             }
-            detectors = [known[one] for one in sorted(known)]
+            detectors = [by_signal[signal_key] for signal_key in sorted(by_signal)]
             said = self._gone_verdicts | {(row.model_version_id, row.slice_id): row for row in verdicts}
             verdicts = [said[key] for key in sorted(said)]
         sessions, closed = self.sessions.take(self.fold_seq)
@@ -671,18 +682,18 @@ class FoldState:
     # --- parts of the above
 
     def _slices(self, snapshot: Snapshot) -> dict[Key, SliceState]:
-        found = {}
+        slices = {}
         for row in snapshot.verdicts:
             watch = SliceWatch(_ALERTS.get(row.verdict, Phase.WATCHING), table=self.table)
-            found[row.model_version_id, row.slice_id] = SliceState(watch, row, self.thresholds)
+            slices[row.model_version_id, row.slice_id] = SliceState(watch, row, self.thresholds)
         for stored in snapshot.detectors:
-            entry = found[stored.model_version_id, stored.slice_id]
+            entry = slices[stored.model_version_id, stored.slice_id]
             signal = SignalKey(stored.metric, stored.kind)
             entry.watch.states[signal] = _state(stored)
             self.table.noise[signal][entry.row] = stored.noise
-        for entry in found.values():
+        for entry in slices.values():
             entry.watch.phase = _phase(entry)
-        return found
+        return slices
 
     def _budget_state(self, key: Key, signal: SignalKey, budget: Budget, *, weighted: bool) -> None:
         entry, metric = self.slices[key], Metric(signal.metric)
@@ -692,17 +703,17 @@ class FoldState:
         # A cap that was lowered since may leave no room for it: then the configuration's budget holds.
         if imported is not None and imported < cap:
             m = imported / cap
-        held, wanted = entry.noise(signal), self.noise.added(key, signal.metric, m)
+        noise, wanted = entry.noise(signal), self.noise.added(key, signal.metric, m)
         if state is None:
             self._grow(key[0], 1)
         # More noise is another null, for which the evidence begins from nothing; with less it stays, or, where an alert lasts,
         # the null does: what has recovered from the larger one has not yet from the smaller.
-        same = state is not None and (state[header.M], state[header.SCALE]) == (m + held, cap)
-        if state is not None and same and wanted < held and not state[header.ALERTING]:
+        same = state is not None and (state[header.M], state[header.SCALE]) == (m + noise, cap)
+        if state is not None and same and wanted < noise and not state[header.ALERTING]:
             BUDGET.lower(state, m + wanted)
             entry.watch.touched()
             self.table.noise[signal][entry.row] = wanted
-        elif state is None or not same or wanted > held:
+        elif state is None or not same or wanted > noise:
             if imported is not None and imported >= cap:
                 _LOG.warning(
                     "slice %d: the imported budget of %s, %g, is not below its cap of %g and does not hold: "
@@ -737,9 +748,9 @@ class FoldState:
             return
         _ = entry.verdict, before.verdict  # as their states show them now
         if DETECTORS[signal.kind].carry(state, of_before):
-            for one in (entry, before):
-                one.watch.touched()
-                self.table.dirty[one.row] = True
+            for slice_ in (entry, before):
+                slice_.watch.touched()
+                self.table.dirty[slice_.row] = True
 
     def _earlier(self, key: Key, signal: SignalKey) -> Iterator[SliceState]:
         """Yield the same slice of the other versions, where it has this signal.
@@ -782,12 +793,12 @@ class FoldState:
 
     def _import(self, row: BaselineRow) -> None:
         content: Mapping[str, float] = row.content or {}
-        place = (row.model_version_id, row.slice_id, row.metric)
+        key = (row.model_version_id, row.slice_id, row.metric)
         self._n_imports += 1
         if "budget" in content:
-            self._imported[place] = float(content["budget"])
+            self._imported[key] = float(content["budget"])
         else:
-            self._imported.pop(place, None)  # back to the configuration's
+            self._imported.pop(key, None)  # back to the configuration's
 
     def _note(
         self,

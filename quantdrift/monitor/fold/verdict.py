@@ -186,8 +186,8 @@ def _facts(status: SliceStatus, limits: Monitor) -> Facts:
 
 def _is_unmeasured(n_items: IntArray, n_unmeasured: IntArray) -> BoolArray:
     """Return whether most of what was compared was not measured, and that is no accident of a few."""
-    found: BoolArray = (n_unmeasured >= LEAST_UNMEASURED) & (2 * n_unmeasured > n_items)
-    return found
+    unmeasured: BoolArray = (n_unmeasured >= LEAST_UNMEASURED) & (2 * n_unmeasured > n_items)
+    return unmeasured
 
 
 def _waits(page_mass: FloatArray, n_armed: IntArray, limits: Monitor) -> BoolArray:
@@ -299,9 +299,9 @@ def settle(state: FoldState, slices: Sequence[SliceState], rows: IntArray, compa
     again = rows[same & compared]
     table.updated_us[again], table.fold_seq[again] = state.now_us, state.fold_seq
     table.stale[again] = table.unweighed[again] = table.dirty[again] = True
-    for place in np.flatnonzero(~same).tolist():
-        entry, case = slices[place], int(cases[place])
-        _settle(state, entry, touched=bool(compared[place]))
+    for index in np.flatnonzero(~same).tolist():
+        entry, case = slices[index], int(cases[index])
+        _settle(state, entry, touched=bool(compared[index]))
         is_repeatable = case != UNJUDGED and isinstance(CASES[case - 1].words, str)
         table.judged[entry.row] = case if is_repeatable else UNJUDGED
 
@@ -345,7 +345,9 @@ def _facts_of_many(state: FoldState, slices: Sequence[SliceState], rows: IntArra
         replaced[of], noisy[of] = state.serving.is_replaced(version), bool(of_version)
         paused[of] = bool(state.paused(version))
         if of_slices:
-            noise = [place for place, reason in of_slices.items() if bool(reason) is not bool(of_version)]
+            noise = [
+                noisy_id for noisy_id, reason in of_slices.items() if bool(reason) is not bool(of_version)
+            ]
             noisy[of] ^= np.isin(slice_id[of], noise)
     if state.catalog.undeclared_sessions:
         sessions[:] = [bool(state.session_attribute(entry.key)) for entry in slices]
@@ -381,11 +383,11 @@ def _losses(
     """Return `loses`, `loses_somehow` and `offered` of `Facts`."""
     table = state.table
     policy_id = table.policy_id[rows]
-    for place in np.flatnonzero(table.counted_under[rows] != policy_id).tolist():
-        entry, policy = slices[place], policy_id.item(place)
-        known = policy in state.catalog.policies
-        table.counted[entry.row] = state.count_class(entry.key[1], entry.key[0], policy) if known else -1
-        table.counted_under[entry.row] = policy if known else -1
+    for index in np.flatnonzero(table.counted_under[rows] != policy_id).tolist():
+        entry, policy = slices[index], policy_id.item(index)
+        is_known = policy in state.catalog.policies
+        table.counted[entry.row] = state.count_class(entry.key[1], entry.key[0], policy) if is_known else -1
+        table.counted_under[entry.row] = policy if is_known else -1
     counted = table.counted[rows]
     loses, loses_somehow, offered = np.zeros((3, len(rows)), dtype=np.bool_)
     for number in np.unique(counted[counted >= 0]).tolist():
@@ -409,11 +411,11 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
     signals = sorted(change.evidence)
     if change.after is Phase.WATCHING:
         episode, moved, ended = Episode.CLOSE, None, Ending.RECOVERED
-        signal = min(signals, key=lambda one: change.evidence[one])
+        signal = min(signals, key=lambda alerting: change.evidence[alerting])
         evidence = change.evidence[signal]
     else:
         episode, ended = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE, None
-        signal = max(signals, key=lambda one: change.evidence[one])
+        signal = max(signals, key=lambda alerting: change.evidence[alerting])
         suspect = _suspect(state, entry, change, signal) if signal.metric == Metric.LATENCY else None
         reason = reason_of(
             signal.kind,
@@ -686,7 +688,7 @@ def _send(
         state=states[signal],
         budget=None if accepted is None else float((accepted[M] - noise) * accepted[SCALE]),
         noise=0.0 if accepted is None else float(noise * accepted[SCALE]),
-        n_groups=max(int(one[N_TOTAL]) for one in states.values()),
+        n_groups=max(int(signal_state[N_TOTAL]) for signal_state in states.values()),
         moved=moved,
         evidence=evidence,
         threshold=threshold,

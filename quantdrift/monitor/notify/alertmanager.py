@@ -90,18 +90,20 @@ class AlertmanagerNotifier:
             await self._fence(connection)
             mark = await alert_mark(connection)
             due = [
-                one for one in self._addresses if now_s >= one.next_s or (one.mark != mark and not one.fails)
+                address
+                for address in self._addresses
+                if now_s >= address.next_s or (address.mark != mark and not address.fails)
             ]
             if not due:
                 return
             current, ended = await current_alerts(connection, ENDED_FOR)
         body = encode(current, ended, self._config, self._clock.now())
-        await asyncio.gather(*(self._post(one, body, mark) for one in due))
+        await asyncio.gather(*(self._post(address, body, mark) for address in due))
 
     def close(self) -> None:
         """Start no other request."""
-        for one in self._addresses:
-            one.receiver.close()
+        for address in self._addresses:
+            address.receiver.close()
 
     async def _post(self, one: _Address, body: bytes, mark: tuple[int, int, int]) -> None:
         failure = await one.receiver.post(_PATH, body)
@@ -137,7 +139,7 @@ def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[
     if alert.mitigation:
         text = f"{mitigated(alert)}\n{text}"
     summary, _, rest = text.partition("\n")
-    made, link = alert.acknowledged, alert_page(config, alert.id)
+    acknowledgement, link = alert.acknowledged, alert_page(config, alert.id)
     labels = {
         "alertname": name,
         "severity": kind,
@@ -152,7 +154,11 @@ def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[
         "description": rest.lstrip("\n"),
         **({"runbook_url": config.notify.runbook_url} if config.notify.runbook_url else {}),
         **({"page": link} if link else {}),
-        **({"acknowledged": plain(f"{made.by}: {made.reason}")} if made else {}),
+        **(
+            {"acknowledged": plain(f"{acknowledgement.by}: {acknowledgement.reason}")}
+            if acknowledgement
+            else {}
+        ),
         **({"ended": alert.ending} if alert.ending else {}),
         **({"incident": str(alert.incident)} if alert.incident is not None else {}),
     }

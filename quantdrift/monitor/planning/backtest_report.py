@@ -155,8 +155,8 @@ def build_report(
 
 def named(key: Key, catalog: Catalog) -> tuple[str, str, str]:
     """Return model, candidate version and slice of a key, by name."""
-    version, place = catalog.versions[key[0]], catalog.slices[key[1]]
-    return version.model, version.candidate_version, place.name
+    version, slice_ = catalog.versions[key[0]], catalog.slices[key[1]]
+    return version.model, version.candidate_version, slice_.name
 
 
 def _limits(findings: Findings, extent: HistoryExtent) -> list[str]:
@@ -175,11 +175,11 @@ def _limits(findings: Findings, extent: HistoryExtent) -> list[str]:
 
 
 def _pair(pairing: Pairing, catalog: Catalog) -> ReportedPair:
-    model, version, place = named(pairing.key, catalog)
+    model, version, slice_name = named(pairing.key, catalog)
     return ReportedPair(
         model=model,
         version=version,
-        slice=place,
+        slice=slice_name,
         match=pairing.match,
         later_s=pairing.later_s,
         recorded=_reported_alert(pairing.recorded),
@@ -200,11 +200,11 @@ def _reported_alert(alert: Alert | None) -> ReportedAlert | None:
 
 
 def _reported_breach(breach: Breach, catalog: Catalog) -> ReportedBreach:
-    model, version, place = named(breach.key, catalog)
+    model, version, slice_name = named(breach.key, catalog)
     return ReportedBreach(
         model=model,
         version=version,
-        slice=place,
+        slice=slice_name,
         metric=breach.metric,
         mean=breach.mean,
         low=breach.low,
