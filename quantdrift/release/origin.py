@@ -80,7 +80,7 @@ class Origins(msgspec.Struct, frozen=True, kw_only=True):
 def origins_of(weights: Sequence[Weight]) -> Origins:
     """Return what the weights of a candidate are, by those of the reference."""
     compared = [weight for weight in weights if weight.step is not None and weight.raw.size]
-    off = tuple(found for weight in compared if (found := _off(weight)) is not None)
+    off = tuple(off_tensor for weight in compared if (off_tensor := _off(weight)) is not None)
     origin = Origin.ROUNDED
     if off:
         origin = Origin.FAULTS
@@ -113,14 +113,14 @@ def origins_of_files(candidate: Path, reference: Path) -> tuple[Origins, tuple[N
     """
     models = [loaded(path, what) for path, what in ((candidate, "candidate"), (reference, "reference"))]
     try:
-        found = placed(Graph(models[0], candidate), ReferenceWeights(models[1], reference))
+        placement = placed(Graph(models[0], candidate), ReferenceWeights(models[1], reference))
     except OperatorError:  # of another form: its answers alone can be judged
         return None
-    weights = [weight for _, matched in found.weights for _, weight in matched]
+    weights = [weight for _, matched in placement.weights for _, weight in matched]
     if not weights:
         return None
     origins = origins_of(weights)
-    return origins, named(origins, [site for site, _ in (*found.activations, *found.weights)])
+    return origins, named(origins, [site for site, _ in (*placement.activations, *placement.weights)])
 
 
 def check_origin(candidate: Path, reference: Reference, *, remedy: str = "") -> list[str]:

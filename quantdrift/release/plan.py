@@ -201,10 +201,10 @@ def _given(
         if not 0 <= share <= 1:
             raise OperatorError(f"`{name}`: {share:g} is not a share from 0 to 1")
     shares = {_slice(config, model, name): share for name, share in slices.items()}
-    known = [stratum.name for stratum in config.sampling.header_strata]
+    names = [stratum.name for stratum in config.sampling.header_strata]
     for name in strata:
-        if name not in known:
-            raise OperatorError(f"no header stratum `{name}`: {nearest(name, known)}")
+        if name not in names:
+            raise OperatorError(f"no header stratum `{name}`: {nearest(name, names)}")
     return Traffic(model=model, requests_per_s=rps, slices=tuple(shares.items()), strata=dict(strata))
 
 

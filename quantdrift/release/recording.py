@@ -194,19 +194,19 @@ def read(part: Part, layout: Layout) -> Items:
         raise OperatorError(
             f"{part.path} has no array `{layout.labels}`, which --labels names: it has {_listed(arrays)}"
         )
-    given = {
+    texts = {
         name: _texts(part.path, name, array)
         for name, array in arrays.items()
         if name not in {*layout.inputs, layout.labels}
     }
-    given |= {name: [value] * n_items for name, value in part.folders.items()}
-    attributes = {_key(layout.keys, name): values for name, values in given.items()}
+    texts |= {name: [value] * n_items for name, value in part.folders.items()}
+    attributes = {_key(layout.keys, name): values for name, values in texts.items()}
     return Items(
         path=part.path,
         inputs={name: arrays[name] for name in layout.inputs},
         attributes=attributes,
         labels=arrays[layout.labels] if layout.labels else None,
-        groups=given.get(GROUP) or attributes.get(layout.session),
+        groups=texts.get(GROUP) or attributes.get(layout.session),
     )
 
 

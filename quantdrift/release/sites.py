@@ -217,18 +217,18 @@ class SwitchableCopy:
     def raw(self, inputs: Mapping[str, Array], restored: Iterable[int] = ()) -> dict[int, Array]:
         """Return the values before quantisation at the first tensor of each activation site : (items, ...) by site."""
         numbers = [number for number, site in enumerate(self.sites) if site.kind is SiteKind.ACTIVATION]
-        found = self._computed(
+        values = self._computed(
             [_raw_name(number, 0) for number in numbers], inputs, restored, None, session=self._probed
         )
-        return dict(zip(numbers, found.values(), strict=True))
+        return dict(zip(numbers, values.values(), strict=True))
 
     def extremes(self, inputs: Mapping[str, Array]) -> dict[int, tuple[float, float]]:
         """Return the smallest and the largest value of the reference in each activation range, at all of its tensors, by site."""
-        found: dict[int, tuple[float, float]] = {}
+        ends: dict[int, tuple[float, float]] = {}
         for number, values in self._reference_values(inputs):
-            low, high = found.get(number, (np.inf, -np.inf))
-            found[number] = (min(low, float(values.min())), max(high, float(values.max())))
-        return found
+            low, high = ends.get(number, (np.inf, -np.inf))
+            ends[number] = (min(low, float(values.min())), max(high, float(values.max())))
+        return ends
 
     def ranges(
         self, inputs: Mapping[str, Array], kept: Sequence[float]
@@ -258,10 +258,10 @@ class SwitchableCopy:
     def _reference_values(self, inputs: Mapping[str, Array]) -> Iterator[tuple[int, Array]]:
         """Yield the values of the reference at each tensor of each activation range, with the number of the site, a few items at a time."""
         names = [
-            (number, _raw_name(number, place))
+            (number, _raw_name(number, position))
             for number, site in enumerate(self.sites)
             if site.kind is SiteKind.ACTIVATION
-            for place in range(len(site.tensors))
+            for position in range(len(site.tensors))
         ]
         for begin in range(0, len(next(iter(inputs.values()))), _STEP):
             part = {name: array[begin : begin + _STEP] for name, array in inputs.items()}
@@ -322,11 +322,11 @@ def along(part: Array, axis: int | None, n_dims: int) -> Array:
 def _cost(site: Site, multiplications: Mapping[str, int | None]) -> float | None:
     """Return the share of multiplications that read a site; None: a shape is unknown."""
     counts = [multiplications.get(node, 0) for node in site.nodes]
-    known = [count for count in counts if count is not None]
+    known_counts = [count for count in counts if count is not None]
     total = [count for count in multiplications.values() if count is not None]
-    if len(known) < len(counts) or len(total) < len(multiplications) or not sum(total):
+    if len(known_counts) < len(counts) or len(total) < len(multiplications) or not sum(total):
         return None
-    return sum(known) / sum(total)
+    return sum(known_counts) / sum(total)
 
 
 def _multiplications(model: Any, constants: Mapping[str, Array]) -> dict[str, int | None]:
@@ -340,34 +340,34 @@ def _multiplications(model: Any, constants: Mapping[str, Array]) -> dict[str, in
         dims = info.type.tensor_type.shape.dim
         if all(dim.HasField("dim_value") for dim in dims):
             shapes[info.name] = tuple(dim.dim_value for dim in dims)
-    found: dict[str, int | None] = {}
+    counts: dict[str, int | None] = {}
     for node in model.graph.node:
         if node.op_type in {"Conv", "ConvTranspose", "Gemm", "MatMul"}:
-            made, weight = shapes.get(node.output[0]), shapes.get(node.input[1])
+            output_shape, weight = shapes.get(node.output[0]), shapes.get(node.input[1])
             count = None
-            if made is not None and weight is not None and node.op_type == "Conv":
-                count = int(np.prod(made[2:])) * int(np.prod(weight))
+            if output_shape is not None and weight is not None and node.op_type == "Conv":
+                count = int(np.prod(output_shape[2:])) * int(np.prod(weight))
             elif weight is not None and node.op_type == "ConvTranspose":
                 source = shapes.get(node.input[0])
                 count = None if source is None else int(np.prod(source[2:])) * int(np.prod(weight))
-            elif made is not None and weight is not None:
+            elif output_shape is not None and weight is not None:
                 turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-                count = int(np.prod(made)) * weight[-1 if turned else -2]
-            found[node.name or node.output[0]] = count
-    return found
+                count = int(np.prod(output_shape)) * weight[-1 if turned else -2]
+            counts[node.name or node.output[0]] = count
+    return counts
 
 
 def _of_one_item(model: Any) -> Any:
     """Return the graph for one item, so that all shapes are known."""
-    made = type(model).FromString(model.SerializeToString())
-    for info in made.graph.input:
+    copy = type(model).FromString(model.SerializeToString())
+    for info in copy.graph.input:
         dims = info.type.tensor_type.shape.dim
         if dims and not dims[0].HasField("dim_value"):
             dims[0].dim_value = 1
-    del made.graph.value_info[:]
-    for info in made.graph.output:
+    del copy.graph.value_info[:]
+    for info in copy.graph.output:
         info.type.tensor_type.ClearField("shape")
-    return made
+    return copy
 
 
 def loaded(path: Path, what: str) -> Any:
@@ -428,12 +428,12 @@ def _in_steps(
         taken[end - begin :] = begin
         part = {name: array[taken] for name, array in mine.items()} if rows else mine
         try:
-            found = [np.asarray(array) for array in session.run(list(names), {**part, **feed})]
+            outputs = [np.asarray(array) for array in session.run(list(names), {**part, **feed})]
         except ERRORS as error:
             raise OperatorError(f"ONNX Runtime cannot compute these inputs: {error}".strip()) from error
         # A tensor that is one number is that of every item.
-        found = [array if array.ndim else np.full(step, array) for array in found]
-        parts.append([array[: end - begin] if rows else array for array in found])
+        outputs = [array if array.ndim else np.full(step, array) for array in outputs]
+        parts.append([array[: end - begin] if rows else array for array in outputs])
     return {
         name: np.concatenate(column) for name, column in zip(names, zip(*parts, strict=True), strict=True)
     }
@@ -446,10 +446,10 @@ class ReferenceWeights:
         models = [model, *_folded(path)]
         self.weights: dict[str, Array] = {}
         self.rectifiers: dict[str, tuple[Any, dict[str, Array]]] = {}
-        for one in models:
-            constants = _constants(one.graph)
+        for reference_model in models:
+            constants = _constants(reference_model.graph)
             self.weights |= {name: array for name, array in constants.items() if array.dtype.kind == "f"}
-            for node in one.graph.node:
+            for node in reference_model.graph.node:
                 if node.op_type in _RECTIFIERS:
                     bounds = {name: constants[name] for name in node.input[1:] if name in constants}
                     self.rectifiers[node.output[0]] = (node, bounds)
@@ -460,14 +460,14 @@ class ReferenceWeights:
             for array in _turned(self.weights.get(name)):
                 if array.shape == integers.shape:
                     return array.astype(np.float32)
-        found: list[Array] = []
+        matches: list[Array] = []
         for stored in self.weights.values():
             for array in _turned(stored):
                 if array.shape == integers.shape and _same_integers(array, integers, site):
-                    found.append(array.astype(np.float32))
+                    matches.append(array.astype(np.float32))
                     break
-        if found and all(np.array_equal(found[0], other) for other in found[1:]):
-            return found[0]
+        if matches and all(np.array_equal(matches[0], other) for other in matches[1:]):
+            return matches[0]
         return None
 
 
@@ -501,34 +501,34 @@ def _turned(array: Array | None) -> Iterator[Array]:
 def _same_integers(array: Array, integers: Array, site: Scale) -> bool:
     scale, zero = (along(part, site.axis, integers.ndim) for part in (site.scale, site.zero_point))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        made = np.clip(np.rint(array / scale) + zero, site.lowest, site.highest)
-    apart = np.abs(made - integers.astype(np.int64))
+        quantised = np.clip(np.rint(array / scale) + zero, site.lowest, site.highest)
+    apart = np.abs(quantised - integers.astype(np.int64))
     return bool((apart <= 1).all() and (apart == 0).mean() >= _SAME_INTEGERS)
 
 
 def _folded(path: Path) -> list[Any]:
     """Return the reference as quantisers prepare it, batch norms and constants folded; none where it cannot be made."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "folded.onnx"
+        folded_path = Path(folder) / "folded.onnx"
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _FATAL
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = str(made)
+        options.optimized_model_filepath = str(folded_path)
         try:
             onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-            return [onnx.load(made)]
+            return [onnx.load(folded_path)]
         except _UNFOLDED:
             return []
 
 
 def _constants(graph: Any) -> dict[str, Array]:
-    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
             for attribute in node.attribute:
                 if attribute.name == "value":
-                    found[node.output[0]] = numpy_helper.to_array(attribute.t)
-    return found
+                    constants[node.output[0]] = numpy_helper.to_array(attribute.t)
+    return constants
 
 
 class Graph:
@@ -659,19 +659,19 @@ def placed(graph: Graph, reference: ReferenceWeights) -> Placed:
             ranges.setdefault(pair.key, []).append(pair)
         else:
             node = graph.reader(pair.dequantise[0].output[0])
-            place = (node.name or node.output[0]) if node is not None else stem(pair.source)
-            stored.setdefault(place, []).append(pair)
+            site_name = (node.name or node.output[0]) if node is not None else stem(pair.source)
+            stored.setdefault(site_name, []).append(pair)
     activations = tuple((_activation(graph, pairs), tuple(pairs)) for pairs in ranges.values())
     weights: list[tuple[Site, tuple[tuple[Pair, Weight], ...]]] = []
     unmatched: list[str] = []
-    for place, pairs in stored.items():
+    for site_name, pairs in stored.items():
         number = len(activations) + len(weights)
-        found = [(pair, _weight(graph, pair, number, reference)) for pair in pairs]
-        unmatched += [stem(pair.source) for pair, weight in found if weight is None]
-        matched = tuple((pair, weight) for pair, weight in found if weight is not None)
+        matches = [(pair, _weight(graph, pair, number, reference)) for pair in pairs]
+        unmatched += [stem(pair.source) for pair, weight in matches if weight is None]
+        matched = tuple((pair, weight) for pair, weight in matches if weight is not None)
         if matched:
-            largest = max(matched, key=lambda one: one[1].raw.size)[0]
-            weights.append((_weight_site(graph, place, largest, [pair for pair, _ in matched]), matched))
+            largest = max(matched, key=lambda match: match[1].raw.size)[0]
+            weights.append((_weight_site(graph, site_name, largest, [pair for pair, _ in matched]), matched))
     return Placed(activations=activations, weights=tuple(weights), unmatched=tuple(unmatched))
 
 
@@ -679,22 +679,27 @@ def _rewritten(
     graph: Graph, reference: ReferenceWeights
 ) -> tuple[tuple[Site, ...], tuple[Weight, ...], tuple[str, ...]]:
     """Make a graph switchable in place; return its sites, its matched weights, and the weights that stay as they are."""
-    found = placed(graph, reference)
+    placement = placed(graph, reference)
     edit = _Edit(graph)
-    for number, (_, pairs) in enumerate(found.activations):
+    for number, (_, pairs) in enumerate(placement.activations):
         edit.activation(number, pairs, reference)
-    for number, (_, matched) in enumerate(found.weights, start=len(found.activations)):
+    for number, (_, matched) in enumerate(placement.weights, start=len(placement.activations)):
         for pair, weight in matched:
             edit.weight(number, pair, weight.raw)
-    sites = tuple(site for site, _ in (*found.activations, *found.weights))
-    edit.finish(len(sites), [len(pairs) for _, pairs in found.activations])
-    weights = tuple(weight for _, matched in found.weights for _, weight in matched)
-    return sites, weights, found.unmatched
+    sites = tuple(site for site, _ in (*placement.activations, *placement.weights))
+    edit.finish(len(sites), [len(pairs) for _, pairs in placement.activations])
+    weights = tuple(weight for _, matched in placement.weights for _, weight in matched)
+    return sites, weights, placement.unmatched
 
 
 def _activation(graph: Graph, pairs: Sequence[Pair]) -> Site:
     scale = graph.scale(pairs[0].quantise, 0)
-    readers = [node for pair in pairs for one in pair.dequantise for node in graph.readers[one.output[0]]]
+    readers = [
+        node
+        for pair in pairs
+        for dequantise in pair.dequantise
+        for node in graph.readers[dequantise.output[0]]
+    ]
     return Site(
         kind=SiteKind.ACTIVATION,
         place=stem(pairs[0].source),
@@ -746,9 +751,9 @@ def _weight(graph: Graph, pair: Pair, site: int, reference: ReferenceWeights) ->
 
 def absorbed(graph: Graph, pair: Pair, reference: ReferenceWeights) -> tuple[Any, dict[str, Array]] | None:
     """Return the Relu or Clip that the range of a pair has replaced, with its bounds by name; None: there is none."""
-    found = reference.rectifiers.get(pair.source)
+    rectifier = reference.rectifiers.get(pair.source)
     producer = graph.producer.get(pair.source)
-    return None if found is None or producer is None or producer.op_type in _RECTIFIERS else found
+    return None if rectifier is None or producer is None or producer.op_type in _RECTIFIERS else rectifier
 
 
 def stem(name: str) -> str:
@@ -795,13 +800,13 @@ class _Edit:
             helper.make_node("Cast", [f"{factor}.float"], [factor], to=kind),
             helper.make_node("Mul", [scale, factor], [scaled]),
         ]
-        for place, pair in enumerate(pairs):
-            raw = self._raw(f"{number}.{place}", pair, reference)
+        for index, pair in enumerate(pairs):
+            raw = self._raw(f"{number}.{index}", pair, reference)
             pair.quantise.input[1] = scaled
             for node in pair.dequantise:
                 node.input[1] = scaled
                 self._either(number, node, raw, [pair.quantise, node])
-            probe = helper.make_node("Identity", [raw], [_raw_name(number, place)])
+            probe = helper.make_node("Identity", [raw], [_raw_name(number, index)])
             self._instead[id(pair.quantise)] = probe
 
     def weight(self, number: int, pair: Pair, raw: Array) -> None:
@@ -817,9 +822,9 @@ class _Edit:
         nodes = list(self._head)
         for node in graph.node:
             nodes += [*self._before[id(node)], self._instead.get(id(node), node)]
-        made = [type(node).FromString(node.SerializeToString()) for node in nodes]
+        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
-        graph.node.extend(made)
+        graph.node.extend(copies)
         graph.input.extend(
             [
                 helper.make_tensor_value_info(_SWITCHES, onnx.TensorProto.BOOL, [n_sites]),
@@ -827,9 +832,9 @@ class _Edit:
             ]
         )
         graph.output.extend(
-            onnx.ValueInfoProto(name=_raw_name(number, place))
+            onnx.ValueInfoProto(name=_raw_name(number, position))
             for number, count in enumerate(n_pairs)
-            for place in range(count)
+            for position in range(count)
         )
 
     def _switch(self, number: int) -> None:
@@ -843,30 +848,30 @@ class _Edit:
         label = f"quantdrift.{number}.{node.output[0]}"
         kind = _element_type(self._graph.constants[self._scale_of.get(node.input[1], node.input[1])])
         copy = helper.make_node("Identity", [raw], [f"{label}.raw"])
-        made = [type(one).FromString(one.SerializeToString()) for one in quantised]
-        for one, following in pairwise(made):
-            one.output[0] = following.input[0] = f"{label}.integers"
-        made[-1].output[0] = f"{label}.dequantised"
+        copies = [type(operator).FromString(operator.SerializeToString()) for operator in quantised]
+        for operator, following in pairwise(copies):
+            operator.output[0] = following.input[0] = f"{label}.integers"
+        copies[-1].output[0] = f"{label}.dequantised"
         branches: dict[str, Any] = {
             name: helper.make_graph(nodes, f"{label}.{name}", [], [_typed(nodes[-1].output[0], kind)])
-            for name, nodes in (("then_branch", [copy]), ("else_branch", made))
+            for name, nodes in (("then_branch", [copy]), ("else_branch", copies))
         }
         self._instead[id(node)] = helper.make_node("If", [_switch_name(number)], [node.output[0]], **branches)
 
     def _raw(self, label: str, pair: Pair, reference: ReferenceWeights) -> str:
         """Return the tensor in FP32, behind the Relu or Clip that the range has replaced."""
-        found = absorbed(self._graph, pair, reference)
-        if found is None:
+        rectifier = absorbed(self._graph, pair, reference)
+        if rectifier is None:
             return pair.source
-        node, bounds = found
-        made = type(node).FromString(node.SerializeToString())
-        made.name = ""
-        made.input[0], made.output[0] = pair.source, f"quantdrift.rectified.{label}"
-        for place, name in enumerate(node.input[1:], start=1):
+        node, bounds = rectifier
+        copy = type(node).FromString(node.SerializeToString())
+        copy.name = ""
+        copy.input[0], copy.output[0] = pair.source, f"quantdrift.rectified.{label}"
+        for position, name in enumerate(node.input[1:], start=1):
             if name:
-                made.input[place] = self._constant(f"quantdrift.bound.{label}.{place}", bounds[name])
-        self._before[id(pair.quantise)].append(made)
-        return str(made.output[0])
+                copy.input[position] = self._constant(f"quantdrift.bound.{label}.{position}", bounds[name])
+        self._before[id(pair.quantise)].append(copy)
+        return str(copy.output[0])
 
     def _constant(self, name: str, array: Array) -> str:
         self._graph.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
@@ -875,14 +880,14 @@ class _Edit:
 
 def _without_raw(model: Any) -> bytes:
     """Return a switchable copy that computes its outputs and nothing else."""
-    made = type(model).FromString(model.SerializeToString())
-    outputs = [one for one in made.graph.output if not one.name.startswith(_RAW)]
-    nodes = [node for node in made.graph.node if not node.output[0].startswith(_RAW)]
-    del made.graph.output[:]
-    del made.graph.node[:]
-    made.graph.output.extend(outputs)
-    made.graph.node.extend(nodes)
-    return bytes(made.SerializeToString())
+    copy = type(model).FromString(model.SerializeToString())
+    outputs = [output for output in copy.graph.output if not output.name.startswith(_RAW)]
+    nodes = [node for node in copy.graph.node if not node.output[0].startswith(_RAW)]
+    del copy.graph.output[:]
+    del copy.graph.node[:]
+    copy.graph.output.extend(outputs)
+    copy.graph.node.extend(nodes)
+    return bytes(copy.SerializeToString())
 
 
 def _typed(name: str, kind: int) -> Any:

@@ -171,16 +171,16 @@ class Chooser:
     ) -> Iterator[Chosen]:
         """Yield the exemplars of a batch."""
         by_slice: dict[tuple[str, str], dict[int, list[ExemplarItem]]] = {}
-        for number, one in enumerate(compared):
-            if one.exchange.model not in self._budgets or not one.exchange.is_verified:
+        for number, entry in enumerate(compared):
+            if entry.exchange.model not in self._budgets or not entry.exchange.is_verified:
                 continue  # an unverified sender could fill the place of real traffic
-            for index, item in enumerate(one.items):
-                found = ExemplarItem(index=index, flip=item.flip, divergence=item.divergence)
+            for index, item in enumerate(entry.items):
+                exemplar_item = ExemplarItem(index=index, flip=item.flip, divergence=item.divergence)
                 for key in item.slices:
                     if (key.model, key.predicate) not in without_place:
-                        by_slice.setdefault((one.exchange.model, key.name), {}).setdefault(number, []).append(
-                            found
-                        )
+                        by_slice.setdefault((entry.exchange.model, key.name), {}).setdefault(
+                            number, []
+                        ).append(exemplar_item)
         for (model, name), exchanges in by_slice.items():
             yield from self._of_slice(
                 model, name, [(compared[number], tuple(items)) for number, items in exchanges.items()]
@@ -199,7 +199,7 @@ class Chooser:
             if self._draws() < probability:
                 yield Chosen(ExemplarKind.RANDOM, name, compared, items, probability)
         budget = self._budgets[model]
-        for compared, items in sorted(exchanges, key=lambda one: _damage(one[1]), reverse=True):
+        for compared, items in sorted(exchanges, key=lambda entry: _damage(entry[1]), reverse=True):
             flips, divergence = _damage(items)
             if not (flips or divergence > budget) or not arrivals.takes(flips=flips):
                 break
@@ -279,9 +279,9 @@ class ExemplarKeeper:
             lambda: list(self._chooser.choose(offer.compared, offer.without_place))
         )
         while chosen:
-            one = chosen.pop()
-            outcome, why = await self._store(one, offer, until_s)
-            model = one.compared.exchange.model
+            exemplar = chosen.pop()
+            outcome, why = await self._store(exemplar, offer, until_s)
+            model = exemplar.compared.exchange.model
             self._count(model, outcome, 1)
             if outcome == "stored":
                 self._said = {said for said in self._said if said[1] in _SAID_ONCE}

@@ -134,10 +134,10 @@ def _output_names(entry: PreparedExchange) -> tuple[str, str]:
     pairs = possible_outputs(wanted, entry.version_reference.reference.output, runtime)
     common = [pair for pair in pairs if pair[0] in names]
     if not common:
-        known = [spec.name for spec in runtime.outputs]
+        reference_names = [spec.name for spec in runtime.outputs]
         missing = f"`{wanted}`, as configured, is not" if wanted else "none is"
         raise output_error(
-            f"the candidate's outputs are {names}, the reference's {known}: {missing} on both sides. "
+            f"the candidate's outputs are {names}, the reference's {reference_names}: {missing} on both sides. "
             "Set `models.output` and `models.references.output`"
         )
     return common[0]
@@ -156,5 +156,5 @@ def possible_outputs(
     if wanted_of_reference:
         return [(wanted, wanted_of_reference)]
     # An embedding is compared only if no other output can be.
-    known = sorted((spec.name for spec in runtime.outputs), key=lambda name: name == runtime.embedding)
-    return [(name, name) for name in known if wanted in ("", name)]
+    names = sorted((spec.name for spec in runtime.outputs), key=lambda name: name == runtime.embedding)
+    return [(name, name) for name in names if wanted in ("", name)]

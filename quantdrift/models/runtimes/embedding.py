@@ -37,8 +37,8 @@ def tensor_name(graph: onnx.GraphProto, wanted: str) -> str:
         return wanted
     if wanted in layers:
         return str(layers[wanted])
-    known = list(dict.fromkeys((*outputs, *layers, *inner)))
-    raise OperatorError(unknown_embedding(wanted, known))
+    names = list(dict.fromkeys((*outputs, *layers, *inner)))
+    raise OperatorError(unknown_embedding(wanted, names))
 
 
 def unknown_embedding(wanted: str, known: list[str]) -> str:

@@ -139,15 +139,15 @@ class _Exemplars:
         self._compare = compare
         self._expected = copy.expected(inputs)
         self._cap = cap
-        found = compare(copy.run(inputs), self._expected)
-        self.base_flip: Flags = np.nan_to_num(found.flip) > 0
+        divergences = compare(copy.run(inputs), self._expected)
+        self.base_flip: Flags = np.nan_to_num(divergences.flip) > 0
         self._n_flips = float(self.base_flip.sum())
-        self.base = _loss(found, cap)
+        self.base = _loss(divergences, cap)
 
     def flip(self, restored: Iterable[int]) -> Flags:
         """Return which exemplars flip with some sites in FP32."""
-        found = self._compare(self._copy.run(self.inputs, restored), self._expected)
-        flips: Flags = np.nan_to_num(found.flip) > 0
+        divergences = self._compare(self._copy.run(self.inputs, restored), self._expected)
+        flips: Flags = np.nan_to_num(divergences.flip) > 0
         return flips
 
     def placebos(
@@ -170,8 +170,8 @@ class _Exemplars:
 
     def loss(self, restored: Iterable[int], factors: Array | None = None) -> Values:
         """Return the loss of each exemplar with some sites in FP32."""
-        found = self._compare(self._copy.run(self.inputs, restored, factors), self._expected)
-        return _loss(found, self._cap)
+        divergences = self._compare(self._copy.run(self.inputs, restored, factors), self._expected)
+        return _loss(divergences, self._cap)
 
     def left(self, restored: Iterable[int], loss: Values) -> float:
         """Return the share of the loss that is left with some sites in FP32, or of the flips where more of these are."""
@@ -232,13 +232,13 @@ def diagnose(
     inputs = pool if elsewhere is None else _joined(pool, elsewhere)
     expected, own = copy.expected(inputs), copy.run(inputs)
     checked = _checked(copy, compare, inputs, expected=expected, own=own, rng=rng)
-    found = compare(own, expected)
-    flips = np.nan_to_num(found.flip) > 0
+    divergences = compare(own, expected)
+    flips = np.nan_to_num(divergences.flip) > 0
     n_pool = _n_items(pool)
     flip, others = flips[:n_items], None if elsewhere is None else float(flips[n_pool:].mean())
     fresh = _reserved(flip, rng) if keep_aside else np.arange(0)
     bad, random = _chosen(flips[:n_pool], n_items, fresh, rng)
-    told = Diagnosis(
+    diagnosis = Diagnosis(
         verdict=DiagnosisVerdict.TOO_FEW,
         causes=(),
         flips=float(flip.mean()) if n_items else 0.0,
@@ -258,14 +258,16 @@ def diagnose(
         unmatched=copy.unmatched,
     )
     if n_items < FEWEST_ITEMS:
-        return told
-    if told.flips <= budget and damaged is None:
-        return msgspec.structs.replace(told, verdict=DiagnosisVerdict.NOBODY, causes=(Cause.WITHIN_BUDGET,))
+        return diagnosis
+    if diagnosis.flips <= budget and damaged is None:
+        return msgspec.structs.replace(
+            diagnosis, verdict=DiagnosisVerdict.NOBODY, causes=(Cause.WITHIN_BUDGET,)
+        )
     if len(bad) < FEWEST_DAMAGED:
-        return told
+        return diagnosis
     chosen = np.concatenate([bad, random])
     halves = np.concatenate([_half(len(bad), rng), _half(len(random), rng)])
-    exemplars = _Exemplars(copy, compare, _taken(pool, chosen), halves, _cap(found.part(0, n_pool)))
+    exemplars = _Exemplars(copy, compare, _taken(pool, chosen), halves, _cap(divergences.part(0, n_pool)))
     again = 2 * _CHOSEN if len(copy.sites) > _MANY else 0
     n_placebos = _PLACEBOS_ALONE if keep_aside and not len(fresh) else _PLACEBOS
     n_runs = 2 * (len(copy.sites) + again) + _MOST_NAMED * (_LEADERS + n_placebos) + n_placebos
@@ -310,7 +312,9 @@ def diagnose(
         runs=runs,
     )
     runs.finish()
-    told = msgspec.structs.replace(told, fresh_flips=float(flip[fresh].mean()) if len(fresh) else None)
+    diagnosis = msgspec.structs.replace(
+        diagnosis, fresh_flips=float(flip[fresh].mean()) if len(fresh) else None
+    )
     is_named = bool(kept) or clipping is not None
     verdict = (
         DiagnosisVerdict.NAMED
@@ -320,9 +324,9 @@ def diagnose(
         else DiagnosisVerdict.TOO_FEW
     )
     return msgspec.structs.replace(
-        told,
+        diagnosis,
         verdict=verdict,
-        causes=() if verdict is DiagnosisVerdict.TOO_FEW else _causes(told, blamed, clipping),
+        causes=() if verdict is DiagnosisVerdict.TOO_FEW else _causes(diagnosis, blamed, clipping),
         blamed=blamed,
         clipping=clipping,
         order=tuple(copy.sites[step.site].name for step in steps),
@@ -375,7 +379,7 @@ def _checked(
             flips = _n_changed(compare(copy.served(inputs), expected)) / n_items
             at_these = _taken(inputs, np.flatnonzero(np.nan_to_num(by_kernels.flip) > 0))
             _check_kernels(copy, at_these, reproduced=reproduced, rounding=rounding, flips=flips)
-    errors = [one.relative for one in weight_errors(copy).values()]
+    errors = [error.relative for error in weight_errors(copy).values()]
     if errors and float(np.median(errors)) > _FOREIGN:
         raise OperatorError(
             f"the weights of the candidate differ from those of the reference by {float(np.median(errors)):.0%} in half of all layers:"
@@ -565,13 +569,13 @@ def _judged(
     exemplars: _Exemplars, before: Values, losses: Mapping[int, Values], placebos: Sequence[Values]
 ) -> _Step:
     """Return the best site, chosen on one half and judged on the other."""
-    found = []
+    judged = []
     for chosen_on, judged_on in ((0, 1), (1, 0)):
-        site = min(losses, key=lambda one: exemplars.share(losses[one], chosen_on))
+        site = min(losses, key=lambda choice: exemplars.share(losses[choice], chosen_on))
         placebo = max(exemplars.share(before - loss, judged_on) for loss in placebos)
         step = _Step(site=site, restores=exemplars.share(before - losses[site], judged_on), placebo=placebo)
-        found.append((step.is_named, -exemplars.share(losses[site]), step))
-    return max(found, key=lambda one: one[:2])[2]
+        judged.append((step.is_named, -exemplars.share(losses[site]), step))
+    return max(judged, key=lambda choice: choice[:2])[2]
 
 
 class _Fresh:
@@ -587,8 +591,8 @@ class _Fresh:
         """Return which items flip with some sites in FP32 : (items,); None where there are no such items."""
         if not _n_items(self._inputs):
             return None
-        found = self._compare(self._copy.run(self._inputs, restored), self._expected)
-        flips: Flags = np.nan_to_num(found.flip) > 0
+        divergences = self._compare(self._copy.run(self._inputs, restored), self._expected)
+        flips: Flags = np.nan_to_num(divergences.flip) > 0
         return flips
 
     def flips(self, restored: Iterable[int]) -> float | None:
@@ -678,7 +682,7 @@ def _clipping(
         return None
     ranges = [_clipped(copy.sites[number], number, uses) for number in numbers]
     return Clipping(
-        ranges=tuple(sorted(ranges, key=lambda one: -one.outside)),
+        ranges=tuple(sorted(ranges, key=lambda clipped: -clipped.outside)),
         n_ranges=sum(site.kind is SiteKind.ACTIVATION for site in copy.sites),
         restores=restores,
         placebo=placebo,
@@ -712,7 +716,7 @@ def _blamed(
     if not steps:
         return ()
     errors = weight_errors(copy)
-    found = []
+    blamed_sites = []
     before = 0.0
     for number, step in enumerate(steps):
         site = copy.sites[step.site]
@@ -741,8 +745,8 @@ def _blamed(
         else:
             other = None if uses.elsewhere is None else uses.elsewhere[step.site]
             blamed = _explained(blamed, site, uses.damaged[step.site], other)
-        found.append(blamed)
-    return tuple(found)
+        blamed_sites.append(blamed)
+    return tuple(blamed_sites)
 
 
 def _first(inputs: Mapping[str, Array]) -> dict[str, Array]:

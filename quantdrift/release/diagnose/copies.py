@@ -73,11 +73,11 @@ class Copy(Protocol):
 def difference_of(copy: Copy, inputs: Mapping[str, Array], expected: Mapping[str, Any]) -> float:
     """Return the largest difference of the copy in FP32 from the reference, relative to the largest output."""
     whole = copy.run(inputs, copy.everywhere)
-    found = [0.0]
+    differences = [0.0]
     for name in copy.outputs:
         largest = float(np.abs(expected[name]).max(initial=_TINY))
-        found.append(float(np.abs(whole[name] - expected[name]).max(initial=0.0)) / largest)
-    return max(found)
+        differences.append(float(np.abs(whole[name] - expected[name]).max(initial=0.0)) / largest)
+    return max(differences)
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):

@@ -169,11 +169,11 @@ def _most_frequent(kept: Sequence[Exemplar]) -> str:
 
 def _named(config: Config, model: Model, name: str) -> SliceKey:
     """Return the slice that `--slice` names: a declared one, or that of a value."""
-    known = slices_named(config, model, rules_of(config, model), name)
-    for key in known:
+    keys = slices_named(config, model, rules_of(config, model), name)
+    for key in keys:
         if key.name == name:
             return key
-    listed = ", ".join(f"`{key.name}`" for key in known if key.name != ALL) or "none is declared"
+    listed = ", ".join(f"`{key.name}`" for key in keys if key.name != ALL) or "none is declared"
     raise OperatorError(f"--slice {name}: model `{model.name}` has no such slice; known are: {listed}")
 
 

@@ -68,10 +68,10 @@ async def exemplars(
     RetryError
         The server is unavailable.
     """
-    found = kept_exemplars(
+    messages = kept_exemplars(
         queue, model=model, slice_name=slice_name, kind="" if kind is None else kind.value, payload=True
     )
-    async for kept in found:
+    async for kept in messages:
         try:
             exemplar = decode_exemplar(opened(kept.data, model))
         except QuarantineError as error:

@@ -82,13 +82,15 @@ def others_among(kernels: Sequence[OtherKernel]) -> tuple[OtherKernel, ...]:
 def _values(graph: Graph, path: Path, inputs: Mapping[str, Array], threads: int) -> dict[str, Array]:
     """Return what each pair makes of its values, as the file says, by the name of its integers."""
     model = type(graph.model).FromString(graph.model.SerializeToString())
-    known = {info.name for info in model.graph.output}
+    output_names = {info.name for info in model.graph.output}
     names = {
         pair.quantise.output[0]: pair.dequantise[0].output[0]
         for pair in graph.pairs()
         if pair.quantise is not None and pair.source not in graph.constants
     }
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names.values() if name not in known)
+    model.graph.output.extend(
+        onnx.ValueInfoProto(name=name) for name in names.values() if name not in output_names
+    )
     session = session_of(model.SerializeToString(), str(path), threads, keep_pairs=True)
     values = outputs_of(session, [*names.values()], inputs)
     return {integers: values[name] for integers, name in names.items()}
@@ -118,7 +120,7 @@ def _alone(graph: Graph, node: Any, values: Mapping[str, Array]) -> Any:
     nodes = [*quantise.values(), *{id(source): source for source in before}.values(), node, *after]
     needed = {name for each in nodes for name in each.input}
     inputs = {pair.input[0]: values[integers].dtype for integers, pair in quantise.items()}
-    made = helper.make_graph(
+    operator_graph = helper.make_graph(
         [type(each).FromString(each.SerializeToString()) for each in nodes],
         "alone",
         [
@@ -131,7 +133,9 @@ def _alone(graph: Graph, node: Any, values: Mapping[str, Array]) -> Any:
             for name in sorted(needed & graph.constants.keys())
         ],
     )
-    return helper.make_model(made, opset_imports=graph.model.opset_import, ir_version=graph.model.ir_version)
+    return helper.make_model(
+        operator_graph, opset_imports=graph.model.opset_import, ir_version=graph.model.ir_version
+    )
 
 
 def _step(graph: Graph, alone: Any) -> float | None:

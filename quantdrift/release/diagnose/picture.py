@@ -31,7 +31,7 @@ def write(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
     OperatorError
         The file cannot be written.
     """
-    ranked = sorted(diagnosis.one_off.items(), key=lambda one: -one[1])[:_MOST_SITES]
+    ranked = sorted(diagnosis.one_off.items(), key=lambda entry: -entry[1])[:_MOST_SITES]
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(9.5, 1.6 + 0.26 * max(len(ranked), 4)), layout="constrained")
         FigureCanvasAgg(figure)
@@ -47,7 +47,7 @@ def write(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
 
 def _restored(axis: Axes, diagnosis: Diagnosis, ranked: list[tuple[str, float]]) -> None:
     """Draw the share of the damage that each site alone restores, the largest first."""
-    named = {one.site for one in diagnosis.blamed}
+    named = {blamed.site for blamed in diagnosis.blamed}
     names = [_short(name) for name, _ in ranked]
     colours = [_NAMED if name in named else _OTHER for name, _ in ranked]
     axis.barh(range(len(ranked)), [100 * share for _, share in ranked], color=colours)
@@ -63,7 +63,7 @@ def _restored(axis: Axes, diagnosis: Diagnosis, ranked: list[tuple[str, float]])
 
 def _used(axis: Axes, diagnosis: Diagnosis) -> None:
     """Draw how much of the range of each named activation the slice uses, and other slices."""
-    ranges = [one for one in diagnosis.blamed if one.used is not None]
+    ranges = [blamed for blamed in diagnosis.blamed if blamed.used is not None]
     axis.set_title("Activation ranges of the named sites", loc="left")
     axis.set_xlim(0, 100)
     axis.set_xlabel("% of the range that is used")
@@ -71,27 +71,27 @@ def _used(axis: Axes, diagnosis: Diagnosis) -> None:
         axis.set_yticks([])
         axis.text(50, 0.5, "no single range is named", ha="center", va="center", color=_OTHER)
         return
-    for row, one in enumerate(ranges):
-        assert one.used is not None
+    for row, blamed in enumerate(ranges):
+        assert blamed.used is not None
         axis.barh(
-            row - 0.18, 100 * one.used, height=0.32, color=_NAMED, label="this slice" if not row else None
+            row - 0.18, 100 * blamed.used, height=0.32, color=_NAMED, label="this slice" if not row else None
         )
-        if one.elsewhere_used is not None:
+        if blamed.elsewhere_used is not None:
             axis.barh(
                 row + 0.18,
-                100 * one.elsewhere_used,
+                100 * blamed.elsewhere_used,
                 height=0.32,
                 color=_OTHER,
                 label="other slices" if not row else None,
             )
-        if one.outside is not None and one.outside >= 0.0005:
+        if blamed.outside is not None and blamed.outside >= 0.0005:
             axis.text(
-                min(100 * one.used + 1, 60),
+                min(100 * blamed.used + 1, 60),
                 row - 0.18,
-                f"{one.outside:.1%} of the values are outside",
+                f"{blamed.outside:.1%} of the values are outside",
                 va="center",
             )
-    axis.set_yticks(range(len(ranges)), [_short(one.site) for one in ranges])
+    axis.set_yticks(range(len(ranges)), [_short(blamed.site) for blamed in ranges])
     axis.invert_yaxis()
     axis.legend(loc="lower right", frameon=False)
 

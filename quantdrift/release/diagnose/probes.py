@@ -85,11 +85,11 @@ def range_use(copy: Copy, inputs: Mapping[str, Array]) -> dict[int, RangeUse]:
     return {
         number: RangeUse(
             **{
-                name: np.concatenate([getattr(part, name) for part in found])
+                name: np.concatenate([getattr(part, name) for part in uses])
                 for name in RangeUse.__struct_fields__
             }
         )
-        for number, found in parts.items()
+        for number, uses in parts.items()
     }
 
 
@@ -121,12 +121,12 @@ def use_of(site: Site, raw: Array) -> RangeUse:
 
 def weight_errors(copy: Copy) -> dict[int, WeightError]:
     """Return the error of each weight site, by its number; of weight and bias the larger one."""
-    found: dict[int, WeightError] = {}
+    errors: dict[int, WeightError] = {}
     for weight in copy.weights:
-        made = _weight_error(weight.raw.astype(np.float64), weight.served.astype(np.float64), weight.axis)
-        if weight.site not in found or made.relative > found[weight.site].relative:
-            found[weight.site] = made
-    return found
+        error = _weight_error(weight.raw.astype(np.float64), weight.served.astype(np.float64), weight.axis)
+        if weight.site not in errors or error.relative > errors[weight.site].relative:
+            errors[weight.site] = error
+    return errors
 
 
 def _weight_error(raw: Values, served: Values, axis: int | None) -> WeightError:

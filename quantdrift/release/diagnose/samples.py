@@ -79,8 +79,8 @@ def recorded(
     for part in parts:
         items = read(part, layout)
         within = _within(items, rules, chosen)
-        for rows, found in ((within, inside), (~within, elsewhere)):
-            found.append({name: array[rows] for name, array in items.inputs.items()})
+        for rows, side in ((within, inside), (~within, elsewhere)):
+            side.append({name: array[rows] for name, array in items.inputs.items()})
         progress(part.n_bytes)
     return Samples(inside=_some(inside, MOST_INSIDE), elsewhere=_some(elsewhere, MOST_ELSEWHERE))
 
@@ -100,9 +100,13 @@ def of_exemplars(found: Sequence[Exemplar], others: Sequence[Exemplar], copy: Co
     OperatorError
         They do not have the inputs of the candidate.
     """
-    random = [one for one in found if one.kind is ExemplarKind.RANDOM]
-    known = {one.exchange.id for one in random}
-    chosen = [one for one in found if one.kind is ExemplarKind.DAMAGED and one.exchange.id not in known]
+    random = [exemplar for exemplar in found if exemplar.kind is ExemplarKind.RANDOM]
+    random_ids = {exemplar.exchange.id for exemplar in random}
+    chosen = [
+        exemplar
+        for exemplar in found
+        if exemplar.kind is ExemplarKind.DAMAGED and exemplar.exchange.id not in random_ids
+    ]
     return Samples(
         inside=_items_of(random, copy.inputs),
         elsewhere=_items_of(others, copy.inputs) if others else {name: np.empty(0) for name in copy.inputs},
@@ -179,11 +183,11 @@ def check_served(samples: Samples, copy: Copy, compare: Callable[[Outputs, Outpu
 
 def _items_of(found: Sequence[Exemplar], names: Sequence[str]) -> dict[str, Array]:
     parts: dict[str, list[Array]] = {name: [] for name in names}
-    for one in found:
-        tensors = {tensor.name: tensor for tensor in one.exchange.inputs}
+    for exemplar in found:
+        tensors = {tensor.name: tensor for tensor in exemplar.exchange.inputs}
         if missing := [name for name in names if name not in tensors]:
             raise OperatorError(f"the exemplars have no input `{missing[0]}`, which the candidate takes")
-        rows = [item.index for item in one.items]
+        rows = [item.index for item in exemplar.items]
         for name in names:
             parts[name].append(_rows(tensors[name], rows))
     try:
@@ -197,12 +201,12 @@ def _items_of(found: Sequence[Exemplar], names: Sequence[str]) -> dict[str, Arra
 def _served(found: Sequence[Exemplar], names: Sequence[str]) -> dict[str, Array] | None:
     """Return what was served, by the name of the output; None where an exemplar lacks one."""
     parts: dict[str, list[Array]] = {name: [] for name in names}
-    for one in found:
-        tensors = {tensor.name: tensor for tensor in one.exchange.outputs}
+    for exemplar in found:
+        tensors = {tensor.name: tensor for tensor in exemplar.exchange.outputs}
         if any(name not in tensors for name in names):
             return None
         for name in names:
-            parts[name].append(_rows(tensors[name], [item.index for item in one.items]))
+            parts[name].append(_rows(tensors[name], [item.index for item in exemplar.items]))
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
@@ -268,18 +272,19 @@ def all_recorded(
     OperatorError
         A file cannot be read.
     """
-    found = []
+    files = []
     for part in parts:
-        found.append(_not_computed(read(part, layout), rules))
+        files.append(_not_computed(read(part, layout), rules))
         progress(part.n_bytes)
     sliced = msgspec.structs.replace(config, slices=tuple(rules))
-    items = observed(sliced, chosen.model, found)
+    items = observed(sliced, chosen.model, files)
     inside = items.members.get(chosen.name, np.arange(0))
     return Recording(
         inputs={
-            name: np.concatenate([one.items.inputs[name] for one in found]) for name in found[0].items.inputs
+            name: np.concatenate([file.items.inputs[name] for file in files])
+            for name in files[0].items.inputs
         },
-        names=[f"{one.items.path}:{row}" for one in found for row in range(len(one.items))],
+        names=[f"{file.items.path}:{row}" for file in files for row in range(len(file.items))],
         items=items,
         inside=inside,
         chosen=np.arange(0),
@@ -315,8 +320,8 @@ def exemplar_recording(
     OperatorError
         They do not have the inputs of the candidate.
     """
-    known = {one.exchange.id for one in found if _is_random(one) and one.slice == chosen.name}
-    found = [one for one in found if _is_random(one) or one.exchange.id not in known]
+    random_ids = {one.exchange.id for one in found if _is_random(one) and one.slice == chosen.name}
+    found = [one for one in found if _is_random(one) or one.exchange.id not in random_ids]
     zone = ZoneInfo(config.capture.time_zone)
     inputs = _items_of(found, copy.inputs)
     rows = [(one, item.index) for one in found for item in one.items]
@@ -369,13 +374,13 @@ def _told(
     attributes: Sequence[Mapping[str, str]],
 ) -> Flags:
     """Return which items attributes and features put into a slice : (items,)."""
-    keys = {one.key for one in chosen.where}
+    keys = {condition.key for condition in chosen.where}
     wanted = [rule for rule in rules if rule.feature and feature_key(rule) in keys]
     features = features_of(wanted, inputs) if wanted else [{} for _ in attributes]
     return np.array(
         [
-            all(holds(one, given, feature) for one in chosen.where)
-            for given, feature in zip(attributes, features, strict=True)
+            all(holds(condition, item_attributes, feature) for condition in chosen.where)
+            for item_attributes, feature in zip(attributes, features, strict=True)
         ],
         dtype=bool,
     )
@@ -410,7 +415,7 @@ def comparison(model: Model, copy: Copy) -> Callable[[Outputs, Outputs], Diverge
     name = model.output or copy.outputs[0]
     if name not in copy.outputs or (not model.output and len(copy.outputs) > 1):
         raise OperatorError(
-            f"the candidate has the outputs {', '.join(f'`{one}`' for one in copy.outputs)}: set `models.output` of model"
+            f"the candidate has the outputs {', '.join(f'`{output}`' for output in copy.outputs)}: set `models.output` of model"
             f" `{model.name}` to the one that is compared"
         )
 
@@ -425,10 +430,10 @@ def comparison(model: Model, copy: Copy) -> Callable[[Outputs, Outputs], Diverge
 
 def _within(items: Items, rules: Sequence[Slice], chosen: SliceKey) -> Flags:
     """Return which items belong to the slice : (items,)."""
-    keys = {one.key for one in chosen.where}
+    keys = {condition.key for condition in chosen.where}
     wanted = [rule for rule in rules if rule.feature and feature_key(rule) in keys]
-    known = {*items.attributes, *(feature_key(rule) for rule in wanted)}
-    if unknown := sorted(keys - known):
+    recorded_keys = {*items.attributes, *(feature_key(rule) for rule in wanted)}
+    if unknown := sorted(keys - recorded_keys):
         name = unknown[0].partition(".")[2] or unknown[0]
         raise OperatorError(
             f"{items.path} does not tell which items belong to the slice {chosen.name}: give it an array `{name}` with one text for"

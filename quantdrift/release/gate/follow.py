@@ -107,7 +107,9 @@ async def follow(
         Postgres or NATS is unavailable. What was recorded before stays.
     """
     watched = await stored.watched_slices(database, job.model.name)
-    references = {one.runtime.artefact.digest for one in job.references.of(job.model.name)}
+    references = {
+        version_reference.runtime.artefact.digest for version_reference in job.references.of(job.model.name)
+    }
     clusterings = await clusterings_of(database, job.config, job.model, references)
     slices = [key for key in watched if is_told(job.config, key.where) or is_learned(clusterings, key)]
     if not slices:
@@ -153,13 +155,13 @@ async def follow(
 
 def _check_names(job: Job, runtime: ReferenceRuntime) -> None:
     """Check that requests have the inputs of a candidate: those that a reference is given."""
-    known = set[str]()
+    input_names = set[str]()
     for version_reference in job.references.of(job.model.name):
         mapped = {entry.name: entry.captured or entry.name for entry in version_reference.reference.inputs}
-        known |= {mapped.get(spec.name, spec.name) for spec in version_reference.runtime.inputs}
-    if absent := sorted({spec.name for spec in runtime.inputs} - known):
+        input_names |= {mapped.get(spec.name, spec.name) for spec in version_reference.runtime.inputs}
+    if absent := sorted({spec.name for spec in runtime.inputs} - input_names):
         raise OperatorError(
-            f"the candidate {runtime.artefact.path} takes `{absent[0]}`, but requests have {sorted(known)}, as the reference takes"
+            f"the candidate {runtime.artefact.path} takes `{absent[0]}`, but requests have {sorted(input_names)}, as the reference takes"
             " them: export it with these names"
         )
 
@@ -200,13 +202,13 @@ class _Follower:
             if not interrupted:
                 await self._take_labels(is_end=True)
                 self._gate.finish()
-            found = msgspec.structs.replace(self._found(), interrupted=interrupted)
-            await self._end(found, found.decision.verdict)
+            followed = msgspec.structs.replace(self._found(), interrupted=interrupted)
+            await self._end(followed, followed.decision.verdict)
         except BaseException:
             with contextlib.suppress(OperatorError, RetryError):  # the first error is the one to tell
                 await self._end(self._found(), Outcome.INSUFFICIENT)  # an error is no verdict
             raise
-        return found
+        return followed
 
     async def _follow(self, copies: Copies, look: Callable[[Followed], None], stop: Stop) -> None:
         ends_s = self._began_s + self._job.wait.total_seconds()
@@ -220,9 +222,9 @@ class _Follower:
                 await asyncio.to_thread(self._see, data)
             if self._clock.monotonic_s() >= looks_s:
                 await self._take_labels()
-                found = self._found()
-                await self._record(found)
-                look(found)
+                followed = self._found()
+                await self._record(followed)
+                look(followed)
                 looks_s = self._clock.monotonic_s() + _LOOK_S
 
     def _outcome(self) -> Outcome:
@@ -267,7 +269,7 @@ class _Follower:
         return unseal(payload, ring, self._job.model.name)
 
     def _found(self) -> Followed:
-        made = decision(
+        decided = decision(
             self._gate.trials,
             model=self._job.model.name,
             candidate=self._candidate,
@@ -276,7 +278,7 @@ class _Follower:
         ).without_hours(self._missing_hours())
         return Followed(
             id=self._begun.id,
-            decision=made,
+            decision=decided,
             seen=self._gate.seen,
             refused=self._gate.refused,
             unusable=self._gate.unusable,
@@ -288,20 +290,20 @@ class _Follower:
         )
 
     async def _record(self, found: Followed) -> None:
-        made = found.decision
+        decided = found.decision
         with contextlib.suppress(RetryError):  # the next look records it
             await stored.progress(
-                self._database, found.id, more=made.more, answers=msgspec.json.encode(made.slices)
+                self._database, found.id, more=decided.more, answers=msgspec.json.encode(decided.slices)
             )
 
     async def _end(self, found: Followed, verdict: Outcome) -> None:
-        made, job = found.decision, self._job
+        decided, job = found.decision, self._job
         await stored.end(
             self._database,
             found.id,
             verdict=verdict.value,
-            more=made.more,
-            answers=msgspec.json.encode(made.slices),
+            more=decided.more,
+            answers=msgspec.json.encode(decided.slices),
             configuration=judged_by(job.config, job.model),
             only=job.only,
         )

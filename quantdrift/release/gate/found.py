@@ -61,7 +61,7 @@ class FoundSlices(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attributes(self) -> set[str]:
         """The keys of all attributes that tell who is in them."""
-        return {key for one in self.keys for key in _needed(one)}
+        return {key for slice_key in self.keys for key in _needed(slice_key)}
 
     def only(self, kinds: Collection[str]) -> "FoundSlices":
         """Return those of some of the `KINDS`."""
@@ -105,7 +105,7 @@ class LearnedItems:
     def __init__(self, config: Config, model: Model, found: FoundSlices, digest: str) -> None:
         self._model, self._digest = model, digest
         self._judged = {key.predicate for key in found.learned}
-        self._known = sorted({key for one in found.clusterings for key in one.vocabulary})
+        self._known = sorted({key for clustering in found.clusterings for key in clustering.vocabulary})
         self._slices = ClusterSlices(config)
         self._slices.sample_share = 0.0  # nothing is kept for the next fit
         self._slices.use_clusterings(found.clusterings)
@@ -133,15 +133,15 @@ class LearnedItems:
         if not self._judged:
             return slices
         # An exchange has one value of an attribute: items with the same values are assigned together.
-        known = [key for key in self._known if key in attributes]
+        recorded_keys = [key for key in self._known if key in attributes]
         together: dict[tuple[str, ...], list[int]] = {}
         for item in range(len(features)):
-            together.setdefault(tuple(attributes[key][item] for key in known), []).append(item)
+            together.setdefault(tuple(attributes[key][item] for key in recorded_keys), []).append(item)
         for values, items in together.items():
-            given = dict(zip(known, values, strict=True))
+            shared_attributes = dict(zip(recorded_keys, values, strict=True))
             assigned = self._slices.assign(
                 model=self._model,
-                exchange=msgspec.structs.replace(exchange, attributes=given),
+                exchange=msgspec.structs.replace(exchange, attributes=shared_attributes),
                 digest=self._digest,
                 embedding=None if embedding is None else embedding[items],
                 features=[features[item] for item in items],
@@ -201,7 +201,7 @@ async def clusterings_of(
     if not space:
         return []
     stored = await newest_clusterings(database, model.name, space=space)
-    return [one.clustering for one in stored if one.clustering.reference_digest in digests]
+    return [entry.clustering for entry in stored if entry.clustering.reference_digest in digests]
 
 
 def is_learned(clusterings: Sequence[Clustering], key: SliceKey) -> bool:
@@ -214,10 +214,12 @@ def is_learned(clusterings: Sequence[Clustering], key: SliceKey) -> bool:
 
 def is_of_clustering(key: SliceKey) -> bool:
     """Return whether a clustering says who is in a slice."""
-    return any(one.key in {CLUSTER_KEY, NOVELTY_KEY} for one in key.where)
+    return any(condition.key in {CLUSTER_KEY, NOVELTY_KEY} for condition in key.where)
 
 
 def _needed(key: SliceKey) -> set[str]:
     """Return the keys of the attributes that tell who is in a slice."""
-    novel = {one.equals or "" for one in key.where if one.key == NOVELTY_KEY} - {Novelty.INPUT}
-    return novel | {one.key for one in key.where if one.key.startswith(_CAPTURED)}
+    novel = {condition.equals or "" for condition in key.where if condition.key == NOVELTY_KEY} - {
+        Novelty.INPUT
+    }
+    return novel | {condition.key for condition in key.where if condition.key.startswith(_CAPTURED)}

@@ -100,11 +100,11 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
 def missing_attributes(rules: Iterable[Slice], found: Iterable[Compared]) -> dict[str, str]:
     """Return the slice rules that no file has the attribute of, with the key of the attribute."""
-    given = {key for one in found for key in one.items.attributes}
+    recorded_keys = {key for file in found for key in file.items.attributes}
     return {
         rule.name: key
         for rule in rules
-        if not (rule.feature or rule.cross) and (key := attribute_key(rule)) not in given
+        if not (rule.feature or rule.cross) and (key := attribute_key(rule)) not in recorded_keys
     }
 
 
@@ -116,14 +116,17 @@ def notes_of(rules: Iterable[Slice], found: Sequence[Compared]) -> list[str]:
             continue
         key = attribute_key(rule)
         others = Counter(
-            value for one in found for value in one.items.attributes.get(key, ()) if value not in rule.values
+            value
+            for file in found
+            for value in file.items.attributes.get(key, ())
+            if value not in rule.values
         )
         if others:
             named = ", ".join(f"`{plain(value)}`" for value, _ in others.most_common(_MOST_NAMED))
             notes.append(
                 f"{others.total():,} items are in no slice of `{rule.name}`, because `values` of this rule does not have {named}"
             )
-    unknown = sum(int(np.isnan(one.flip).sum()) for one in found)
+    unknown = sum(int(np.isnan(file.flip).sum()) for file in found)
     if unknown:
         notes.append(f"{unknown:,} items do not count, because the reference's answer to them is not finite")
     return notes
@@ -173,23 +176,23 @@ def observed(
     """
     assigner = SliceAssigner(config, model)
     assigner.extra = more.discovered
-    keys = [of_item for one in found for of_item in _slices(assigner, one)]
+    keys = [of_item for file in found for of_item in _slices(assigner, file)]
     members: dict[str, list[int]] = {key.name: [] for key in (*assigner.declared(), *more.keys)}
     for item, names in enumerate(_admitted(config, keys)):
         for name in names:
             members.setdefault(name, []).append(item)
-    served = [one.served_flip for one in found if one.served_flip is not None]
-    right = [one.right for one in found if one.right is not None]
-    digests = [digest for one in found for digest in digests_of(one.items.inputs)]
+    served = [file.served_flip for file in found if file.served_flip is not None]
+    right = [file.right for file in found if file.right is not None]
+    digests = [digest for file in found for digest in digests_of(file.items.inputs)]
     calibrated = is_calibrated(digests, calibration)
     members_of = {name: np.array(items, dtype=np.intp) for name, items in members.items()}
     copy, group, burst = numbered(digests), _groups(found), 1
-    divergence = np.concatenate([one.divergence for one in found])
-    if all(one.items.groups is None for one in found):
+    divergence = np.concatenate([file.divergence for file in found])
+    if all(file.items.groups is None for file in found):
         stratum = _strata(members_of, len(digests))
         inputs = (
             {
-                name: np.concatenate([one.items.inputs[name] for one in found])
+                name: np.concatenate([file.items.inputs[name] for file in found])
                 for name in found[0].items.inputs
             }
             if _are_of_one_shape(found)
@@ -203,7 +206,7 @@ def observed(
         )
         group = blocks(stratum, burst) if burst > 1 else group
     return Observed(
-        flip=np.concatenate([one.flip for one in found]),
+        flip=np.concatenate([file.flip for file in found]),
         divergence=divergence,
         served_flip=np.concatenate(served) if served else None,
         right=np.concatenate(right) if right else None,
@@ -227,7 +230,7 @@ def _strata(members: Mapping[str, IntArray], n_items: int) -> IntArray:
 
 def _are_of_one_shape(found: Sequence[Compared]) -> bool:
     shapes = {
-        tuple((name, array.shape[1:]) for name, array in sorted(one.items.inputs.items())) for one in found
+        tuple((name, array.shape[1:]) for name, array in sorted(file.items.inputs.items())) for file in found
     }
     return len(shapes) == 1
 
@@ -269,10 +272,10 @@ def judge(
         (name, _seen(trial, items, items.members[name]))
         for (name, _), trial in zip(questions, begun, strict=True)
     ]
-    made = decision(ended, model=model, candidate=candidate, at=at, run=run)
+    decided = decision(ended, model=model, candidate=candidate, at=at, run=run)
     return msgspec.structs.replace(
-        made,
-        slices=(*made.slices, *(_unchanged(name, asked, items) for name in untouched)),
+        decided,
+        slices=(*decided.slices, *(_unchanged(name, asked, items) for name in untouched)),
         n_copies=items.n_copies,
         n_calibrated=items.n_calibrated,
         burst=items.burst,
@@ -306,8 +309,8 @@ def _questions(asked: Asked, items: Observed) -> list[tuple[str, Question]]:
 
 def _seen(trial: Trial, items: Observed, members: IntArray) -> Trial:
     """Return a trial after the items of its slice."""
-    chosen, known = _values(trial.question, items)
-    members = members[known[members]]
+    chosen, has_value = _values(trial.question, items)
+    members = members[has_value[members]]
     if items.copy is not None:
         _, first = np.unique(items.copy[members], return_index=True)
         members = members[np.sort(first)]
@@ -329,23 +332,23 @@ def _values(question: Question, items: Observed) -> tuple[IntArray, BoolArray]:
     if question.kind is Kind.HARM:
         assert items.served_flip is not None
         change = items.flip - items.served_flip
-        known = ~np.isnan(change)
-        return np.where(change == 0, 0, np.where(change > 0, 1, 2)), known
+        has_value = ~np.isnan(change)
+        return np.where(change == 0, 0, np.where(change > 0, 1, 2)), has_value
     if question.kind is Kind.ACCURACY and items.right is not None:
         reference, candidate = items.right[:, 0].astype(np.intp), items.right[:, 1].astype(np.intp)
         return reference + 2 * candidate, np.ones(len(reference), dtype=np.bool_)
     if question.kind is Kind.DIVERGENCE:
         return np.zeros(len(items.divergence), dtype=np.intp), ~np.isnan(items.divergence)
-    known = ~np.isnan(items.flip)
-    return np.where(known, items.flip, 0).astype(np.intp), known
+    has_value = ~np.isnan(items.flip)
+    return np.where(has_value, items.flip, 0).astype(np.intp), has_value
 
 
 def _slices(assigner: SliceAssigner, one: Compared) -> list[list[SliceKey]]:
     """Return the slices of each item of a file."""
-    given = one.items.attributes
-    rows = zip(*given.values(), strict=True) if given else (() for _ in range(len(one.items)))
+    attributes = one.items.attributes
+    rows = zip(*attributes.values(), strict=True) if attributes else (() for _ in range(len(one.items)))
     return [
-        [*assigner.assign(dict(zip(given, values, strict=True)), features), *learned]
+        [*assigner.assign(dict(zip(attributes, values, strict=True)), features), *learned]
         for values, features, learned in zip(rows, one.features, one.learned, strict=True)
     ]
 
@@ -370,8 +373,8 @@ def _groups(found: Sequence[Compared]) -> IntArray:
     """Return the number of each item's observation: its own, or that of all items with the name of its group."""
     numbers: dict[str, int] = {}
     group: list[int] = []
-    for one in found:
-        for name in one.items.groups or [""] * len(one.items):
+    for file in found:
+        for name in file.items.groups or [""] * len(file.items):
             # Its own number is negative: it cannot be that of a group.
             group.append(numbers.setdefault(name, len(numbers)) if name else -1 - len(group))
     return np.array(group, dtype=np.intp)

@@ -162,7 +162,7 @@ class ExpectedLabels:
             name
             for name, group in self._groups.items()
             if (at is None or self._is_over(group, at))
-            and any(one.values for one in group.exchanges.values())
+            and any(exchange.values for exchange in group.exchanges.values())
         ]
         for name in ready:
             total = _weights(self._pop(name))

@@ -187,13 +187,13 @@ class LiveGate:
         cap = self._model.budget.cap
         try:
             judged = self._answered(entry)
-            found = _compared(judged, outputs).divergences
+            divergences = _compared(judged, outputs).divergences
         except (QuarantineError, OperatorError) as error:
             self.refused += 1
             self.problem = str(error)
             flip = np.where(np.isnan(served), np.nan, 1.0)
             return _Values(flip=flip, served_flip=served, divergence=cap * flip), None
-        return _Values(flip=found.flip, served_flip=served, divergence=capped(found, cap)), judged
+        return _Values(flip=divergences.flip, served_flip=served, divergence=capped(divergences, cap)), judged
 
     def _inside(self, entry: PreparedExchange, embedding: Array | None) -> dict[str, BoolArray]:
         """Return which items are in each slice, by its predicate : (items,)."""
@@ -214,8 +214,8 @@ class LiveGate:
                 [
                     key.predicate in own
                     if is_of_clustering(key)
-                    else all(holds(p, attributes, one) for p in key.where)
-                    for one, own in zip(features, of_items, strict=True)
+                    else all(holds(p, attributes, feature) for p in key.where)
+                    for feature, own in zip(features, of_items, strict=True)
                 ],
                 dtype=np.bool_,
             )
@@ -291,8 +291,8 @@ class LiveGate:
 
     def _rates_of(self, key: SliceKey, policy: Policy) -> tuple[float, float, float]:
         """Return c of the slice's exchanges, the lower bound of its body rates, and c of a session's parts."""
-        known = self._rates.get((key.predicate, policy.epoch))
-        if known is None:
+        rates = self._rates.get((key.predicate, policy.epoch))
+        if rates is None:
             where = of_model(key.where, key.model)
             sure = sure_rate(where, policy)
             parts = sorted(
@@ -301,8 +301,8 @@ class LiveGate:
             session = (
                 parts[0] if len(parts) == 1 else 1.0 / sum(1.0 / part for part in parts) if parts else 1.0
             )
-            known = self._rates[key.predicate, policy.epoch] = (smallest_rate(where, policy), sure, session)
-        return known
+            rates = self._rates[key.predicate, policy.epoch] = (smallest_rate(where, policy), sure, session)
+        return rates
 
     def _of_session(
         self, group: str, at: datetime, number: int, *, part: float, least: float, shares: FloatArray
@@ -355,4 +355,4 @@ def _shares(question: Question, values: _Values, inside: BoolArray) -> FloatArra
     if question.kind is Kind.DIVERGENCE:
         share = float(np.mean(value)) / question.values[1]
         return np.array([1.0 - share, share])
-    return np.array([np.mean(value == one) for one in question.values])
+    return np.array([np.mean(value == possible_value) for possible_value in question.values])

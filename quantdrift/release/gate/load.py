@@ -201,17 +201,17 @@ def _answer(
     *,
     each: int = 1,
 ) -> SliceAnswer:
-    found, (mean, low, high) = trial.answer(), figures
+    answer, (mean, low, high) = trial.answer(), figures
     return SliceAnswer(
         slice=of,
         question=kind,
-        verdict=found.outcome,
+        verdict=answer.outcome,
         n=trial.n * each,
         mean=mean,
         low=low,
         high=high,
         limit=limit,
-        more=None if found.more is None else found.more * each,
+        more=None if answer.more is None else answer.more * each,
     )
 
 
@@ -327,16 +327,16 @@ def _read(path: Path, budget: Budget) -> Load:
 
 def _of_json(text: str, path: Path) -> Load:
     try:
-        found = msgspec.json.decode(text, type=_File)
+        file = msgspec.json.decode(text, type=_File)
     except msgspec.DecodeError as error:
         raise OperatorError(f"--load {path} is no load run: {error}") from error
     return _checked(
         Load(
             source=str(path),
-            n=found.requests,
-            p50_s=found.latency_p50_s,
-            p99_s=found.latency_p99_s,
-            throughput_per_s=found.throughput_per_s,
+            n=file.requests,
+            p50_s=file.latency_p50_s,
+            p99_s=file.latency_p99_s,
+            throughput_per_s=file.throughput_per_s,
         )
     )
 
@@ -394,6 +394,6 @@ def _number(text: str | None, path: Path) -> float | None:
 
 def _checked(load: Load) -> Load:
     figures = (load.p50_s, load.p99_s, load.throughput_per_s)
-    if load.n < 0 or any(one is not None and not 0 < one < math.inf for one in figures):
+    if load.n < 0 or any(figure is not None and not 0 < figure < math.inf for figure in figures):
         raise OperatorError(f"--load {load.source}: latencies and throughput are numbers above 0")
     return load

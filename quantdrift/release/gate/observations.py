@@ -50,7 +50,7 @@ _DIGEST_BYTES: Final = 16
 def digests_of(inputs: Mapping[str, Array]) -> list[str]:
     """Return the digest of each row of inputs, in hex: equal for rows that are equal to the bit, whatever file they are in."""
     names = sorted(inputs)
-    found = []
+    digests = []
     for row in range(len(inputs[names[0]])):
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         for name in names:
@@ -61,8 +61,8 @@ def digests_of(inputs: Mapping[str, Array]) -> list[str]:
             )
             digest.update(f"{name}\0{value.shape}\0{'text' if is_text else value.dtype.str}\0".encode())
             digest.update(content)
-        found.append(digest.hexdigest())
-    return found
+        digests.append(digest.hexdigest())
+    return digests
 
 
 def _text(value: str | bytes) -> str:
@@ -116,13 +116,13 @@ def burst_of(inputs: Mapping[str, Array], divergence: FloatArray, stratum: IntAr
 
 def blocks(stratum: IntArray, length: int) -> IntArray:
     """Return the number of the block of each row, of so many rows in a row of the same slices : (rows,)."""
-    found = np.empty(len(stratum), dtype=np.intp)
+    numbers = np.empty(len(stratum), dtype=np.intp)
     n_blocks = 0
     for number in np.unique(stratum):
         rows = np.flatnonzero(stratum == number)
-        found[rows] = n_blocks + np.arange(len(rows)) // length
-        n_blocks = int(found[rows].max()) + 1
-    return found
+        numbers[rows] = n_blocks + np.arange(len(rows)) // length
+        n_blocks = int(numbers[rows].max()) + 1
+    return numbers
 
 
 def _length(scores: Sequence[FloatArray]) -> int:
@@ -140,10 +140,10 @@ def _correlations(scores: Sequence[FloatArray], lags: Sequence[int]) -> tuple[Fl
     """Return the autocorrelation at each lag over all strata, and the pairs of one lag, about."""
     sums, n_pairs = np.zeros(len(lags)), np.zeros(len(lags))
     for score in scores:
-        for place, lag in enumerate(lags):
+        for position, lag in enumerate(lags):
             if lag < len(score):
-                sums[place] += float((score[:-lag] * score[lag:]).sum())
-                n_pairs[place] += len(score) - lag
+                sums[position] += float((score[:-lag] * score[lag:]).sum())
+                n_pairs[position] += len(score) - lag
     return sums / np.maximum(n_pairs, 1), int(n_pairs.min())
 
 

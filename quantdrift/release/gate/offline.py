@@ -108,12 +108,12 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     def takers(self) -> dict[str, str]:
         """The model that takes an input which the reference does not take, by the name of the input."""
         mapped = {entry.name: entry.captured or entry.name for entry in self.reference.reference.inputs}
-        known = {mapped.get(spec.name, spec.name) for spec in self.reference.runtime.inputs}
+        input_names = {mapped.get(spec.name, spec.name) for spec in self.reference.runtime.inputs}
         return {
             spec.name: f"the {what} {runtime.artefact.path}"
             for runtime, what in self.models
             for spec in runtime.inputs
-            if spec.name not in known
+            if spec.name not in input_names
         }
 
     def close(self) -> None:
@@ -159,30 +159,30 @@ def route_slice(slices: Sequence[SliceKey], name: str) -> SliceKey:
     OperatorError
         There is none, or a request cannot be routed by it.
     """
-    found = next((key for key in slices if key.name == name), None)
-    if found is None or name == ALL:
-        known = ", ".join(f"`{key.name}`" for key in slices if key.name != ALL) or "none"
-        raise OperatorError(f"--route {name}: there is no such slice; known are {known}")
-    if not is_routable(found):
+    route_key = next((key for key in slices if key.name == name), None)
+    if route_key is None or name == ALL:
+        names = ", ".join(f"`{key.name}`" for key in slices if key.name != ALL) or "none"
+        raise OperatorError(f"--route {name}: there is no such slice; known are {names}")
+    if not is_routable(route_key):
         raise OperatorError(
             f"--route {name}: a request cannot be routed by it, because only its headers, parameters and JSON are known before it is"
             " computed"
         )
-    return found
+    return route_key
 
 
 def is_routable(key: SliceKey) -> bool:
     """Return whether requests of a slice can be told before they are computed."""
-    return all(known_at_capture(one) and not one.key.startswith(TIME) for one in key.where)
+    return all(known_at_capture(condition) and not condition.key.startswith(TIME) for condition in key.where)
 
 
 def served_items(sides: Sides, found: Sequence[Compared]) -> list[IntArray]:
     """Return the numbers of the items, counted through all files, that the candidate serves, and that each route serves."""
     by: list[Array] = []
-    for one in found:
-        model = np.zeros(len(one.items), dtype=np.intp)
+    for file in found:
+        model = np.zeros(len(file.items), dtype=np.intp)
         for number, route in reversed(list(enumerate(sides.routes, start=1))):
-            model[_inside(route.slice, one.items, slice(0, len(one.items)))] = number
+            model[_inside(route.slice, file.items, slice(0, len(file.items)))] = number
         by.append(model)
     served = np.concatenate(by)
     return [np.flatnonzero(served == number) for number in range(1 + len(sides.routes))]
@@ -238,12 +238,12 @@ def compared(
         for runtime, what in sides.models:
             _check(items, runtime, f"the {what} {runtime.artefact.path}", sides.reference.model)
         size = step if sides.reference.model.batched else 1
-        found = []
+        steps = []
         for begin in range(0, len(items), size):
             rows = slice(begin, min(begin + size, len(items)))
-            found.append(_step(sides, items, rows, rules, learned))
+            steps.append(_step(sides, items, rows, rules, learned))
             progress(part.n_bytes * rows.stop // len(items) - part.n_bytes * begin // len(items))
-        yield _joined(items, found)
+        yield _joined(items, steps)
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,9 +310,9 @@ def _judged(
 ) -> tuple[Values, Values, Array | None]:
     """Return the flips and the divergences of a candidate, and with labels whether reference and candidate have the true class."""
     judged = answered(entry, runtime, arrays, where, "candidate")
-    found = _divergences(judged, outputs, where)
-    divergence = capped(found, entry.version_reference.model.budget.cap)
-    return found.flip, divergence, None if labels is None else _right(judged, outputs, labels)
+    divergences = _divergences(judged, outputs, where)
+    divergence = capped(divergences, entry.version_reference.model.budget.cap)
+    return divergences.flip, divergence, None if labels is None else _right(judged, outputs, labels)
 
 
 def capped(found: Divergences, cap: float) -> Values:
@@ -323,10 +323,13 @@ def capped(found: Divergences, cap: float) -> Values:
 
 def _inside(key: SliceKey, items: Items, rows: slice) -> Flags:
     """Return which rows are in a slice that attributes tell : (rows,)."""
-    given = {name: values[rows] for name, values in items.attributes.items()}
+    attributes = {name: values[rows] for name, values in items.attributes.items()}
     return np.array(
         [
-            all(holds(one, {name: values[row] for name, values in given.items()}, {}) for one in key.where)
+            all(
+                holds(condition, {name: values[row] for name, values in attributes.items()}, {})
+                for condition in key.where
+            )
             for row in range(rows.stop - rows.start)
         ]
     )

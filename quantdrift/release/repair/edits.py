@@ -65,11 +65,11 @@ class CandidateEdits:
             The smallest and the largest value of each site, by its name. As ONNX Runtime's calibration does, a range is extended to
             0, and is symmetric where the candidate's is. A site with a scale for each channel keeps it.
         """
-        graph, found = self._opened()
-        for site, pairs in found.activations:
+        graph, placement = self._opened()
+        for site, pairs in placement.activations:
             if site.name in ranges and site.axis is None:
                 _set_range(graph, site, pairs, *ranges[site.name])
-        raw = {pair.source: weight.raw for _, matched in found.weights for pair, weight in matched}
+        raw = {pair.source: weight.raw for _, matched in placement.weights for pair, weight in matched}
         for node in list(graph.graph.node):
             if node.op_type in _BIASED and len(node.input) > 2 and node.input[2]:
                 _rescale_bias(graph, node, raw)
@@ -83,19 +83,19 @@ class CandidateEdits:
         OperatorError
             The candidate has no such site.
         """
-        graph, found = self._opened()
-        known = {site.name for site, _ in (*found.activations, *found.weights)}
-        if unknown := [name for name in names if name not in known]:
+        graph, placement = self._opened()
+        site_names = {site.name for site, _ in (*placement.activations, *placement.weights)}
+        if unknown := [name for name in names if name not in site_names]:
             raise OperatorError(f"the candidate {self._path} has no site `{unknown[0]}`")
         added: dict[int, list[Any]] = defaultdict(list)
         instead: dict[str, str] = {}
-        for site, pairs in found.activations:
+        for site, pairs in placement.activations:
             if site.name in names:
-                for place, pair in enumerate(pairs):
-                    label = f"{_PREFIX}{site.name}.{place}"
+                for position, pair in enumerate(pairs):
+                    label = f"{_PREFIX}{site.name}.{position}"
                     source = _put_back(graph, pair, self._reference, label, added)
                     instead |= {node.output[0]: source for node in pair.dequantise}
-        for site, matched in found.weights:
+        for site, matched in placement.weights:
             if site.name in names:
                 for pair, weight in matched:
                     output = pair.dequantise[0].output[0]
@@ -151,10 +151,10 @@ def _rescale_bias(graph: Graph, node: Any, raw: Mapping[str, Array]) -> None:
     scale = scale.reshape(()) if scale.size == 1 else scale.reshape(-1)
     axis = None if scale.ndim == 0 else 0
     limits = np.iinfo(np.int32)
-    made = np.clip(np.rint(values / along(scale, axis, values.ndim)), limits.min, limits.max)
+    rescaled = np.clip(np.rint(values / along(scale, axis, values.ndim)), limits.min, limits.max)
     name = f"{_PREFIX}{bias.output[0]}"
     changed = [
-        _constant(graph, f"{name}.integers", made.astype(np.int32)),
+        _constant(graph, f"{name}.integers", rescaled.astype(np.int32)),
         _constant(graph, f"{name}.scale", scale.astype(data_scale.dtype)),
         _constant(graph, f"{name}.zero_point", np.zeros(scale.shape, np.int32)),
     ]
@@ -169,18 +169,18 @@ def _put_back(
     graph: Graph, pair: Pair, reference: ReferenceWeights, label: str, added: dict[int, list[Any]]
 ) -> str:
     """Return the tensor that takes the place of a pair: its source, behind the Relu or Clip that the pair stands for."""
-    found = absorbed(graph, pair, reference)
-    if found is None:
+    rectifier = absorbed(graph, pair, reference)
+    if rectifier is None:
         return pair.source
-    node, bounds = found
-    made = type(node).FromString(node.SerializeToString())
-    made.name = label
-    made.input[0], made.output[0] = pair.source, f"{label}.output"
-    for place, name in enumerate(node.input[1:], start=1):
+    node, bounds = rectifier
+    copy = type(node).FromString(node.SerializeToString())
+    copy.name = label
+    copy.input[0], copy.output[0] = pair.source, f"{label}.output"
+    for position, name in enumerate(node.input[1:], start=1):
         if name:
-            made.input[place] = _constant(graph, f"{label}.{place}", bounds[name])
-    added[id(pair.quantise)].append(made)
-    return str(made.output[0])
+            copy.input[position] = _constant(graph, f"{label}.{position}", bounds[name])
+    added[id(pair.quantise)].append(copy)
+    return str(copy.output[0])
 
 
 def _reconnect(graph: Graph, instead: Mapping[str, str], added: Mapping[int, list[Any]]) -> None:
@@ -198,11 +198,11 @@ def _reconnect(graph: Graph, instead: Mapping[str, str], added: Mapping[int, lis
         nodes += added.get(id(node), [])
         nodes.append(helper.make_node("Identity", [kept[0]], kept) if kept else node)
     for node in nodes:
-        for place, name in enumerate(node.input):
-            node.input[place] = read(name)
-    made = [type(node).FromString(node.SerializeToString()) for node in nodes]
+        for position, name in enumerate(node.input):
+            node.input[position] = read(name)
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
     del graph.graph.node[:]
-    graph.graph.node.extend(made)
+    graph.graph.node.extend(copies)
 
 
 def _cleaned(graph: Graph) -> onnx.ModelProto:
@@ -214,9 +214,9 @@ def _cleaned(graph: Graph) -> onnx.ModelProto:
         if needed & {*node.output}:
             kept.append(node)
             needed |= {name for name in node.input if name}
-    made = [type(node).FromString(node.SerializeToString()) for node in reversed(kept)]
+    copies = [type(node).FromString(node.SerializeToString()) for node in reversed(kept)]
     del inner.node[:]
-    inner.node.extend(made)
+    inner.node.extend(copies)
     stored = [
         type(tensor).FromString(tensor.SerializeToString())
         for tensor in inner.initializer

@@ -138,15 +138,15 @@ class Workbench:
         is_routable
             Whether requests of the slice can be told before they are computed.
         """
-        made: list[Repair] = []
+        repairs: list[Repair] = []
         skipped: list[NotBuilt] = []
         for kind in dict.fromkeys(only):
             why = self._obstacle(kind, found, is_routable=is_routable)
             if why:
                 skipped.append(NotBuilt(kind=kind, why=why))
             else:
-                made += self._built(kind, found)
-        return made, skipped
+                repairs += self._built(kind, found)
+        return repairs, skipped
 
     def measure(
         self,
@@ -187,7 +187,7 @@ class Workbench:
         of_model = dict(zip(runs, times, strict=True))
         size, reference_size = (path.stat().st_size for path in (self._candidate, self._reference))
         share = self._share
-        found = []
+        measured = []
         for repair in repairs:
             after = self._flips(runs[repair.model](taken), expected)
             if repair.is_routed:
@@ -213,7 +213,7 @@ class Workbench:
                 failed = tuple(answer.slice for answer in of_cut.slices if answer.verdict is Outcome.FAIL)
                 result, worse = (RepairOutcome.MOVES, (*worse, failed[0])) if failed else (result, worse)
             cost = of_model[repair.model] / served_s
-            found.append(
+            measured.append(
                 Measured(
                     repair=repair,
                     result=result,
@@ -227,7 +227,7 @@ class Workbench:
                 )
             )
             progress()
-        return sorted(found, key=lambda one: one.order)
+        return sorted(measured, key=lambda entry: entry.order)
 
     def _obstacle(self, kind: RepairKind, found: Diagnosis, *, is_routable: bool) -> str:
         """Return why a repair is not built; empty: it is."""
@@ -243,7 +243,7 @@ class Workbench:
 
     def _uncalibrated(self, found: Diagnosis) -> str:
         """Return why calibration cannot help; empty: it may."""
-        if found.blamed and all(one.cause is Cause.WEIGHTS for one in found.blamed):
+        if found.blamed and all(blamed.cause is Cause.WEIGHTS for blamed in found.blamed):
             return "the damage is in weights, and calibration changes activation ranges only"
         if len(self._of_slice) < FEWEST_OF_SLICE:
             return f"there are {len(self._of_slice)} items of the slice to calibrate on, and {FEWEST_OF_SLICE} are needed"
@@ -255,7 +255,7 @@ class Workbench:
         if kind is RepairKind.ROLL_BACK:
             return [Repair(kind=kind, model=b"", is_routed=False)]
         if kind is RepairKind.FP32_SITES:
-            names = [one.site for one in found.blamed]
+            names = [blamed.site for blamed in found.blamed]
             return [
                 Repair(
                     kind=kind,
@@ -297,12 +297,12 @@ class Workbench:
 
     def _represented(self, ranges: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
         """Return the ends of the ranges as the sites represent them, by the name of the site."""
-        found = {}
+        ends = {}
         for site in self._copy.sites:
             if site.name in ranges and site.axis is None:
                 scale, zero = quantised_range(site, *ranges[site.name])
-                found[site.name] = ((site.lowest - zero) * scale, (site.highest - zero) * scale)
-        return found
+                ends[site.name] = ((site.lowest - zero) * scale, (site.highest - zero) * scale)
+        return ends
 
     def _cut(self, repair: Repair) -> dict[str, IntArray]:
         """Return the fresh items of which new ranges cut values off that the old ones represent, with a tenth and a hundredth that are cut most.
@@ -320,11 +320,11 @@ class Workbench:
             amount = np.where(self._inside, amount, 0.0)
         rows = np.flatnonzero(amount > 0)
         rows = rows[np.argsort(-amount[rows], kind="stable")]
-        found = {CUT: rows}
+        members = {CUT: rows}
         for name, share in _MOST_CUT.items():
             if len(most := rows[: round(share * len(rows))]) >= _FEWEST_CUT:
-                found[name] = most
-        return found
+                members[name] = most
+        return members
 
     def _amount(self, repair: Repair, inputs: Mapping[str, Array]) -> FloatArray:
         """Return how much of each item the new ranges cut off beside the old ones : (items,)."""
@@ -343,15 +343,15 @@ class Workbench:
     def _flips_of(self, model: bytes, kind: RepairKind, sides: Sequence[IntArray]) -> float:
         """Return the share of flips on some items of the slice, or on some others where it is larger: a repair must not damage them."""
         session = session_of(model, kind.value, 1)
-        found = []
+        shares = []
         for rows in sides:
             if len(rows):
                 taken = self._taken(rows)
                 flips = self._flips(
                     outputs_of(session, self._copy.outputs, taken), self._copy.expected(taken)
                 )
-                found.append(float(np.nan_to_num(flips).mean()))
-        return max(found)
+                shares.append(float(np.nan_to_num(flips).mean()))
+        return max(shares)
 
     def _taken(self, rows: IntArray) -> dict[str, Array]:
         return {name: array[rows] for name, array in self._inputs.items()}
@@ -362,9 +362,9 @@ class Workbench:
 
     def _judged(self, before: FloatArray, after: FloatArray) -> Observed:
         """Return the fresh items with their flips, as the gate takes them."""
-        place = np.full(len(self._items.group), -1, dtype=np.intp)
-        place[self._fresh] = np.arange(len(self._fresh))
-        members = {name: place[rows] for name, rows in self._items.members.items()}
+        position = np.full(len(self._items.group), -1, dtype=np.intp)
+        position[self._fresh] = np.arange(len(self._fresh))
+        members = {name: position[rows] for name, rows in self._items.members.items()}
         return Observed(
             flip=after,
             served_flip=before,
@@ -419,15 +419,15 @@ def halves(recording: Recording, slice_name: str, rng: Generator) -> tuple[IntAr
 def _changes(items: Observed) -> dict[str, FlipChange]:
     assert items.served_flip is not None
     weight = np.ones(len(items.flip)) if items.weight is None else items.weight
-    found = {}
+    changes = {}
     for name, rows in items.members.items():
         if len(rows):
             before, after = (
                 float(np.average(np.nan_to_num(side[rows]), weights=weight[rows]))
                 for side in (items.served_flip, items.flip)
             )
-            found[name] = FlipChange(n=len(rows), before=before, after=after)
-    return found
+            changes[name] = FlipChange(n=len(rows), before=before, after=after)
+    return changes
 
 
 def _achieved(
@@ -438,7 +438,7 @@ def _achieved(
         return RepairOutcome.RESTORES, ()
     if decision.verdict is Outcome.PASS:
         return RepairOutcome.PASSES, ()
-    failed = {(one.slice, one.question) for one in decision.slices if one.verdict is Outcome.FAIL}
+    failed = {(answer.slice, answer.question) for answer in decision.slices if answer.verdict is Outcome.FAIL}
     here = flips.get(slice_name)
     if here is not None and (slice_name, Kind.FLIPS) in failed:
         healed = 1.0 - here.after / here.before if here.before else 0.0

@@ -219,10 +219,10 @@ def repair(
 
 
 def _kinds(only: Sequence[str]) -> list[RepairKind]:
-    known = [kind.value for kind in RepairKind]
-    if unknown := [name for name in only if name not in known]:
-        raise OperatorError(f"--only {unknown[0]}: there is no such repair; known are: {', '.join(known)}")
-    return [RepairKind(name) for name in only or known]
+    names = [kind.value for kind in RepairKind]
+    if unknown := [name for name in only if name not in names]:
+        raise OperatorError(f"--only {unknown[0]}: there is no such repair; known are: {', '.join(names)}")
+    return [RepairKind(name) for name in only or names]
 
 
 def _recorded(case: Damaged, copy: SwitchableCopy, inputs: Path) -> Recording:

@@ -30,7 +30,7 @@ _TEXT: Final = """\
 
 def route_of(key: SliceKey, service: str) -> str | None:
     """Return a route for Istio and one for Envoy, as YAML; None: the slice is not made of headers with one value each."""
-    if not key.where or not all(_is_header(one) for one in key.where):
+    if not key.where or not all(_is_header(condition) for condition in key.where):
         return None
     return _TEXT.format(
         slice=key.name.replace("\n", " "),
@@ -50,4 +50,7 @@ def _is_header(condition: Predicate) -> bool:
 
 def _quoted(conditions: Sequence[Predicate]) -> list[tuple[str, str]]:
     """Return the name and the value of each header as texts of YAML: it reads those of JSON."""
-    return [(json.dumps(one.key.removeprefix(_HEADER)), json.dumps(one.equals)) for one in conditions]
+    return [
+        (json.dumps(condition.key.removeprefix(_HEADER)), json.dumps(condition.equals))
+        for condition in conditions
+    ]

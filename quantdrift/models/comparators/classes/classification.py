@@ -388,13 +388,13 @@ def _listed_tie(listed: TopLabels, reference: Values) -> Flags:
 
 def _scores(probabilities: Values, k: int, shown: Flags) -> npt.NDArray[Any]:
     """Return the top classes of the items in `shown` with their probabilities, (items,) of lists; None elsewhere."""
-    found: npt.NDArray[Any] = np.full(len(probabilities), None, dtype=object)
+    scores: npt.NDArray[Any] = np.full(len(probabilities), None, dtype=object)
     few = min(k, _MOST_SCORES)
     for item in np.flatnonzero(shown).tolist():
         row = probabilities[item]
         top = np.argsort(-row, kind="stable")[:few]
-        found[item] = [[int(of), round(float(row[of]), _DECIMALS)] for of in top]
-    return found
+        scores[item] = [[int(of), round(float(row[of]), _DECIMALS)] for of in top]
+    return scores
 
 
 def _gap(probabilities: Values) -> Values:

@@ -138,7 +138,7 @@ class GenerationComparator:
         lag = _highest(p.logprobs) - p.logprobs[0]
         likeliest = lag <= self._tie
         cells = _cells(p, q)
-        known = ~np.isnan(q.logprobs[0])
+        has_logprob = ~np.isnan(q.logprobs[0])
         same, has_top = self._same_top(p, q, cells)
         greedy = np.array(
             [
@@ -151,7 +151,7 @@ class GenerationComparator:
                 for score, use, of in zip(candidate_scores, usable, reference_scores, strict=True)
             ]
         )
-        listed = known & ~np.isnan(q.logprobs[1:]).all(axis=0)
+        listed = has_logprob & ~np.isnan(q.logprobs[1:]).all(axis=0)
         own_top = _highest(q.logprobs) - q.logprobs[0] <= self._tie
         decided = np.where(has_top, ~same, ~likeliest & greedy[owner])
 
@@ -170,7 +170,7 @@ class GenerationComparator:
         undefined = np.where(p_finite, 0.0, np.nan)
         nll = mean(-p.logprobs[0]) + undefined
         lags = mean(lag) + undefined
-        over_cells = {name: mean(values, known) + undefined for name, values in cells.figures.items()}
+        over_cells = {name: mean(values, has_logprob) + undefined for name, values in cells.figures.items()}
         with_logprobs = ~np.isnan(over_cells["kl"])
         divergence = np.where(with_logprobs, over_cells["kl"], np.where(greedy, lags, np.nan))
         broken = np.array([is_broken(answer) for answer in answers])
@@ -184,7 +184,7 @@ class GenerationComparator:
         decides = greedy | (has_positions & known_top) | not_logprobs | checked
         flip = np.where(p_finite & decides, changed | broken | ~q_finite, np.nan)
         with np.errstate(over="ignore", invalid="ignore"):
-            ratio = np.exp(mean(q.logprobs[0] - p.logprobs[0], known) + undefined)
+            ratio = np.exp(mean(q.logprobs[0] - p.logprobs[0], has_logprob) + undefined)
             perplexity = np.exp(nll)
         ranks = np.concatenate([*(score.ranks for score in reference_scores), np.empty(0)])
         return Divergences(
@@ -254,10 +254,10 @@ def _cells(p: _Side, q: _Side) -> _Cells:
         of_q = np.where((q.codes == codes) & (codes >= 0), logprobs, of_q)
     # Teacher forcing: the first row is the served token, on both sides.
     of_q[0] = p.logprobs[0]
-    known = ~np.isnan(of_q) & ~np.isnan(q.logprobs)
-    known[1:] &= (q.codes[1:] >= 0) & (q.codes[1:] != q.codes[0])
-    mass_p = np.where(known, np.exp(np.where(known, of_q, 0.0)), 0.0)
-    mass_q = np.where(known, np.exp(np.where(known, q.logprobs, 0.0)), 0.0)
+    in_both = ~np.isnan(of_q) & ~np.isnan(q.logprobs)
+    in_both[1:] &= (q.codes[1:] >= 0) & (q.codes[1:] != q.codes[0])
+    mass_p = np.where(in_both, np.exp(np.where(in_both, of_q, 0.0)), 0.0)
+    mass_q = np.where(in_both, np.exp(np.where(in_both, q.logprobs, 0.0)), 0.0)
     tail_p = np.maximum(1.0 - mass_p.sum(axis=0), 0.0)
     tail_q = np.maximum(1.0 - mass_q.sum(axis=0), 0.0)
     p_all, q_all = np.vstack([mass_p, tail_p]), np.vstack([mass_q, tail_q])

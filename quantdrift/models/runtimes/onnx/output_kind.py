@@ -67,22 +67,22 @@ def _of(
     def of_input(number: int) -> LastOperator | None:
         return _of(node.input[number], makers, constants, steps - 1)
 
-    found = _normalised(node)
+    last = _normalised(node)
     if operator in _UNCHANGED:
-        found = of_input(0)
+        last = of_input(0)
     elif operator == "LogSoftmax":
-        found = LastOperator(OutputKind.LOGITS, operator)
+        last = LastOperator(OutputKind.LOGITS, operator)
     elif operator in _PRODUCTS and node.input[1] in constants:
         # A product of probabilities, such as their average over several models, may be probabilities again.
         if not _is(OutputKind.PROBABILITIES, of_input(0)):
-            found = LastOperator(OutputKind.LOGITS, operator)
+            last = LastOperator(OutputKind.LOGITS, operator)
     elif operator == "Add":
         free = [number for number in (0, 1) if node.input[number] not in constants]
         before = of_input(free[0]) if len(free) == 1 else None
-        found = before if _is(OutputKind.LOGITS, before) else None
+        last = before if _is(OutputKind.LOGITS, before) else None
     elif operator == "Concat":
-        found = _of_two_classes(node, makers, constants, steps)
-    return found
+        last = _of_two_classes(node, makers, constants, steps)
+    return last
 
 
 def _is(kind: OutputKind, found: LastOperator | None) -> bool:
@@ -118,8 +118,8 @@ def _of_two_classes(
     other = makers.get(node.input[0])
     if other is None or other.op_type != "Sub" or not _is_one(constants.get(other.input[0])):
         return None
-    found = _of(node.input[1], makers, constants, steps - 1)
-    return found._replace(sums_to_one=True) if found and _is(OutputKind.PROBABILITIES, found) else None
+    last = _of(node.input[1], makers, constants, steps - 1)
+    return last._replace(sums_to_one=True) if last and _is(OutputKind.PROBABILITIES, last) else None
 
 
 def _is_one(tensor: Any) -> bool:

@@ -220,8 +220,10 @@ def load_candidate(model: Model, path: Path, factory: str) -> Program:
     _source_of(factory, what)
     function = _function(factory, what)
     if any(
-        one.default is one.empty and one.kind is not one.VAR_POSITIONAL and one.kind is not one.VAR_KEYWORD
-        for one in inspect.signature(function).parameters.values()
+        parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_POSITIONAL
+        and parameter.kind is not parameter.VAR_KEYWORD
+        for parameter in inspect.signature(function).parameters.values()
     ):
         module = _returned(lambda: function(path), factory, what)
     else:
@@ -291,10 +293,10 @@ def _function(factory: str, what: str) -> Callable[..., Any]:
     """Return a factory."""
     module_name, _, function = factory.partition(":")
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module_name), function)
+        factory_function: Callable[..., Any] = getattr(importlib.import_module(module_name), function)
     except Exception as error:
         raise OperatorError(f"{what} `{factory}` fails: {error!r}") from error
-    return found
+    return factory_function
 
 
 def _returned(function: Callable[[], Any], factory: str, what: str) -> torch.nn.Module:

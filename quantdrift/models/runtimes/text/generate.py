@@ -45,8 +45,8 @@ def ending_ids(model: Any, configured: tuple[int, ...], n_tokens: int) -> tuple[
 
 def is_able(options: Mapping[str, Any]) -> bool:
     """Return whether `generate` supports all options of the request, apart from the JSON grammar."""
-    known = _KNOWN | _OF_JSON if json_asked(options)[0] else _KNOWN
-    return constraints(options) <= known and not forces_tool(options)
+    supported = _KNOWN | _OF_JSON if json_asked(options)[0] else _KNOWN
+    return constraints(options) <= supported and not forces_tool(options)
 
 
 def answered(

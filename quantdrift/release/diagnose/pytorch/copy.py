@@ -117,13 +117,13 @@ class TorchCopy:
             for switch in ranges.values():
                 switch.keeps, switch.raw = True, None
             self._of(self._program, part)
-            found = {}
+            values = {}
             n_items = len(next(iter(part.values())))
             for name, switch in ranges.items():
                 if switch.raw is not None:
-                    found[name] = switch.raw.numpy().reshape(n_items, -1)
+                    values[name] = switch.raw.numpy().reshape(n_items, -1)
                 switch.keeps, switch.raw = False, None
-            return found
+            return values
 
         return {int(name): array for name, array in self._in_steps(inputs, kept).items()}
 
@@ -166,12 +166,12 @@ class TorchCopy:
             rows = np.arange(begin, begin + size if fixed else end)
             rows[end - begin :] = begin
             try:
-                found = compute({name: array[rows] for name, array in inputs.items()})
+                computed = compute({name: array[rows] for name, array in inputs.items()})
             except QuarantineError as error:
                 raise OperatorError(f"PyTorch cannot compute these inputs: {error.detail}") from error
             except ERRORS as error:
                 raise OperatorError(f"PyTorch cannot compute these inputs: {error_text(error)}") from error
-            parts.append({name: array[: end - begin] for name, array in found.items()})
+            parts.append({name: array[: end - begin] for name, array in computed.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

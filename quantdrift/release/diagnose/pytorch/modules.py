@@ -58,18 +58,18 @@ def copy_of_modules(
         )
     runtime = reference_of(model, reference, threads)
     program, served = (load_candidate(model, candidate, factory) for _ in range(2))
-    found = _Search(program.module)
-    found.layer("", program.module, runtime.module)
-    if not found.sites:
+    search = _Search(program.module)
+    search.layer("", program.module, runtime.module)
+    if not search.sites:
         raise OperatorError(
             f"no layer of the candidate that `{factory}` makes of {candidate} differs from the reference's: nothing is quantised there"
         )
     switched = Switched(
-        sites=tuple(found.sites),
-        switches=tuple(found.switches),
-        weights=tuple(found.weights),
-        unmatched=tuple(found.unmatched),
-        costs=_costs(runtime, found.sites),
+        sites=tuple(search.sites),
+        switches=tuple(search.switches),
+        weights=tuple(search.weights),
+        unmatched=tuple(search.unmatched),
+        costs=_costs(runtime, search.sites),
     )
     return TorchCopy(model, program, served, runtime, switched)
 
@@ -122,22 +122,23 @@ class _Search:
         if id(mine) in self._seen:  # one layer under two names
             return
         self._seen.add(id(mine))
-        held, wanted = _held(mine), _held(other)
+        own, wanted = _held(mine), _held(other)
         inner = dict(mine.named_children())
         others = dict(other.named_children())
-        is_container = not held and not wanted and bool(inner.keys() & others.keys())
+        is_container = not own and not wanted and bool(inner.keys() & others.keys())
         if name and type(mine) is not type(other) and not is_container:
             if _has_tensors(mine) or _has_tensors(other):
                 self._whole(name, mine, other)
             return
-        differing = [key for key in held if key not in wanted or not _is_same(held[key], wanted[key])]
-        if differing or held.keys() != wanted.keys():
-            served = {key: _in_floating_point(held[key]) for key in differing}
-            if held.keys() == wanted.keys() and all(
-                one is not None and one.values.shape == wanted[key].shape for key, one in served.items()
+        differing = [key for key in own if key not in wanted or not _is_same(own[key], wanted[key])]
+        if differing or own.keys() != wanted.keys():
+            served = {key: _in_floating_point(own[key]) for key in differing}
+            if own.keys() == wanted.keys() and all(
+                tensor is not None and tensor.values.shape == wanted[key].shape
+                for key, tensor in served.items()
             ):
-                known = {key: one for key, one in served.items() if one is not None}
-                self._weights(name, mine, known, wanted, other)
+                in_floating_point = {key: tensor for key, tensor in served.items() if tensor is not None}
+                self._weights(name, mine, in_floating_point, wanted, other)
             elif name:
                 self._whole(name, mine, other)
                 return
@@ -170,9 +171,9 @@ class _Search:
         before = getattr(quantised, "act_pre_scale", None) if is_known else None
         number = len(self.sites)
         switches = []
-        for key, one in served.items():
+        for key, tensor in served.items():
             raw = wanted[key].detach().to(torch.float32)
-            values, step = one.values, one.step
+            values, step = tensor.values, tensor.step
             if key == "weight" and before is not None:
                 values, step = values * before, None if step is None else step * before
             switch = WeightSwitch(raw, values, step)
@@ -183,11 +184,11 @@ class _Search:
                 mine._buffers[key] = target.data  # noqa: SLF001
             switch.target = target if key in mine._parameters else mine._buffers[key]  # type: ignore[assignment] # noqa: SLF001
             switches.append(switch)
-            self.weights.append(Weight(site=number, raw=raw.numpy(), served=values.numpy(), axis=one.axis))
-        place = name or next(iter(served))
+            self.weights.append(Weight(site=number, raw=raw.numpy(), served=values.numpy(), axis=tensor.axis))
+        path = name or next(iter(served))
         tensors = tuple(f"{name}.{key}" if name else key for key in served)
-        steps = [float(one.step.mean()) for one in served.values() if one.step is not None]
-        self._add(SiteKind.WEIGHT, place, tensors, tuple(switches), scale=steps[0] if steps else 0.0)
+        steps = [float(tensor.step.mean()) for tensor in served.values() if tensor.step is not None]
+        self._add(SiteKind.WEIGHT, path, tensors, tuple(switches), scale=steps[0] if steps else 0.0)
 
     def _range(self, name: str, mine: torch.nn.Module, weight: Any) -> None:
         """Add the range of what goes into a layer with an Int8Tensor."""
@@ -254,11 +255,11 @@ class _Search:
 
 def _held(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of a module itself, but for what only training reads."""
-    held = {
+    tensors = {
         **dict(module.named_parameters(recurse=False)),
         **dict(module.named_buffers(recurse=False)),
     }
-    return {key: one for key, one in held.items() if key != _OF_TRAINING}
+    return {key: tensor for key, tensor in tensors.items() if key != _OF_TRAINING}
 
 
 def _has_tensors(module: torch.nn.Module) -> bool:
@@ -315,12 +316,12 @@ def _quantises_what_goes_in(layer: Any, weight: torch.Tensor) -> bool:
     bias = layer.bias.to(torch.float32) if layer.bias is not None else None
     with torch.inference_mode():
         try:
-            found = layer(values.to(layer.weight.dtype)).to(torch.float32)
+            output = layer(values.to(layer.weight.dtype)).to(torch.float32)
         except ERRORS:
             return True
         expected = torch.nn.functional.linear(values, weight, bias)
     allowed = _SAME if layer.weight.dtype is torch.float32 else 10 * _SAME
-    return bool((found - expected).abs().max() > allowed * expected.abs().max())
+    return bool((output - expected).abs().max() > allowed * expected.abs().max())
 
 
 def _chosen_by_torchao(weight: Any) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
@@ -330,13 +331,13 @@ def _chosen_by_torchao(weight: Any) -> Callable[[torch.Tensor], tuple[torch.Tens
     def chosen(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scale, zero = weight.act_quant_scale, weight.act_quant_zero_point
         if scale is None:
-            found = type(weight).from_hp(
+            quantised = type(weight).from_hp(
                 values,
                 kwargs.granularity,
                 mapping_type=kwargs.mapping_type,
                 reduce_range=kwargs.reduce_range,
             )
-            scale, zero = found.scale, found.zero_point
+            scale, zero = quantised.scale, quantised.zero_point
         zero = torch.zeros(()) if zero is None else zero.to(torch.float32)
         return scale, zero
 
@@ -348,6 +349,8 @@ def _costs(runtime: TorchRuntime, sites: list[Site]) -> tuple[float | None, ...]
     zeros = {spec.name: zeros_of(spec, 2) for spec in runtime.inputs}
     with FlopCounterMode(display=False) as counter:
         runtime.run(zeros)
-    counts = {name: float(sum(one.values())) for name, one in counter.get_flop_counts().items()}
+    counts = {
+        name: float(sum(by_operator.values())) for name, by_operator in counter.get_flop_counts().items()
+    }
     root = type(runtime.module).__name__
     return shares([counts.get(f"{root}.{site.place}", 0.0) for site in sites], counts.get("Global", 0.0))

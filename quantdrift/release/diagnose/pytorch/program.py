@@ -53,8 +53,8 @@ def copy_of_program(model: Model, reference: Reference, candidate: Path, pin: st
     runtime = reference_of(model, reference, threads)
     module = program.module
     assert isinstance(module, GraphModule)
-    found = _Search(module, candidate, _Weights(runtime.module))
-    switched = found.switched()
+    search = _Search(module, candidate, _Weights(runtime.module))
+    switched = search.switched()
     if not switched.sites:
         raise OperatorError(
             f"the candidate {candidate} has no pair of quantize and dequantize that can be switched: only programs that were quantised"
@@ -68,9 +68,9 @@ class _Weights:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._weights = {
-            name: one.detach()
-            for name, one in module.state_dict().items()
-            if one.dtype is torch.float32 and one.dim() > 1
+            name: tensor.detach()
+            for name, tensor in module.state_dict().items()
+            if tensor.dtype is torch.float32 and tensor.dim() > 1
         }
         self._norms = [*_norms_of_modules(module)]
         if isinstance(module, GraphModule):
@@ -80,15 +80,15 @@ class _Weights:
         """Return the weight that became these integers; None where the reference does not tell."""
         served = scale.dequantised(integers)
         for name in names:
-            named = [one for one in self._forms(self._weights.get(name)) if one.shape == served.shape]
+            named = [form for form in self._forms(self._weights.get(name)) if form.shape == served.shape]
             if named:  # of several that are folded, the one that it comes from is the closest, also where it is damaged
-                return min(named, key=lambda one: float((one - served).square().sum()))
+                return min(named, key=lambda form: float((form - served).square().sum()))
         for stored in self._weights.values():
-            for one in self._forms(stored):
-                if one.shape == served.shape:
-                    apart = (scale.integers(one) - integers).abs()
+            for form in self._forms(stored):
+                if form.shape == served.shape:
+                    apart = (scale.integers(form) - integers).abs()
                     if (apart <= 1).all() and (apart == 0).float().mean() >= _SAME_INTEGERS:
-                        return one
+                        return form
         return None
 
     def _forms(self, weight: torch.Tensor | None) -> Iterator[torch.Tensor]:
@@ -186,10 +186,10 @@ class _Search:
         else:
             by_channel = _operator(first) == _BY_CHANNEL
             axis = int(first.args[3]) if by_channel else None
-            found = [torch.as_tensor(self._value(first.args[place])) for place in (1, 2)]
-            scale = found[0].to(torch.float64).numpy()
-            zero = found[1].to(torch.int64).numpy()
-            chosen = _fixed(found[0], found[1], axis)
+            numbers = [torch.as_tensor(self._value(first.args[position])) for position in (1, 2)]
+            scale = numbers[0].to(torch.float64).numpy()
+            zero = numbers[1].to(torch.int64).numpy()
+            chosen = _fixed(numbers[0], numbers[1], axis)
             if not by_channel:
                 scale, zero = scale.reshape(()), zero.reshape(())
         switch = RangeSwitch(chosen, lowest, highest, is_dynamic=is_dynamic)
@@ -271,15 +271,15 @@ class _Search:
         limits: tuple[int, int],
         is_dynamic: bool,
     ) -> None:
-        place = _path_of(at) or at.name
-        if f"{kind.value}:{place}" in self._names:  # a layer that reads two, or is called twice
-            place = tensors[0]
-        self._names.add(f"{kind.value}:{place}")
+        path = _path_of(at) or at.name
+        if f"{kind.value}:{path}" in self._names:  # a layer that reads two, or is called twice
+            path = tensors[0]
+        self._names.add(f"{kind.value}:{path}")
         self._module.add_submodule(_switch_name(len(self._sites)), switch)
         self._sites.append(
             Site(
                 kind=kind,
-                place=place,
+                place=path,
                 tensors=tensors,
                 nodes=tuple(dict.fromkeys(reader.name for reader in readers)),
                 scale=scale,
@@ -296,8 +296,8 @@ class _Search:
     def _replace(self, node: Node, args: tuple[Any, ...]) -> None:
         """Put the switch of the last site in the place of a node."""
         with self._module.graph.inserting_before(node):
-            made = self._module.graph.call_module(_switch_name(len(self._sites) - 1), args)
-        node.replace_all_uses_with(made)
+            call = self._module.graph.call_module(_switch_name(len(self._sites) - 1), args)
+        node.replace_all_uses_with(call)
 
     def _chosen(self, node: Node) -> Chosen:
         """Return what chooses the scale of a range that is found while it is computed."""
@@ -311,8 +311,8 @@ class _Search:
         others = source.args[1:]
 
         def chosen(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            found = source.target(values, *others)
-            return found[0].to(torch.float32), found[1].to(torch.float32)
+            numbers = source.target(values, *others)
+            return numbers[0].to(torch.float32), numbers[1].to(torch.float32)
 
         return chosen
 
@@ -320,10 +320,10 @@ class _Search:
         """Return a stored tensor, or a number as it is."""
         if not isinstance(argument, Node):
             return argument
-        found: Any = self._module
+        value: Any = self._module
         for part in str(argument.target).split("."):
-            found = getattr(found, part)
-        return found.detach()
+            value = getattr(value, part)
+        return value.detach()
 
 
 def _fixed(scale: torch.Tensor, zero: torch.Tensor, axis: int | None) -> Chosen:
@@ -351,11 +351,11 @@ def _key(node: Node) -> tuple[Any, ...]:
 
 def _readers(node: Node) -> list[Node]:
     """Return the nodes that compute with what a node returns, behind turns and other forms of the same values."""
-    found = []
+    readers = []
     for user in node.users:
         name = str(user.target).removeprefix("aten.").partition(".")[0]
-        found += _readers(user) if name in _PASSES else [user]
-    return found
+        readers += _readers(user) if name in _PASSES else [user]
+    return readers
 
 
 def _path_of(node: Node) -> str:
@@ -366,48 +366,50 @@ def _path_of(node: Node) -> str:
 
 def _multiplications(module: GraphModule) -> Mapping[Node, float]:
     """Return the multiplications of each convolution and matrix product for one item, where its shape is known."""
-    found = {}
+    counts = {}
     for node in module.graph.nodes:
         name = str(node.target).removeprefix("aten.").partition(".")[0]
         if node.op == "call_function" and name.startswith(_PRODUCTS):
-            made = node.meta.get("val")
+            output = node.meta.get("val")
             values = [
-                one.meta.get("val") for one in node.args[:3] if isinstance(one, Node) and "val" in one.meta
+                argument.meta.get("val")
+                for argument in node.args[:3]
+                if isinstance(argument, Node) and "val" in argument.meta
             ]
             weight = values[1] if len(values) > 1 else None
-            if isinstance(made, torch.Tensor) and isinstance(weight, torch.Tensor):
-                shape: tuple[Any, ...] = tuple(made.shape[1:])
+            if isinstance(output, torch.Tensor) and isinstance(weight, torch.Tensor):
+                shape: tuple[Any, ...] = tuple(output.shape[1:])
                 sizes = [size for size in shape if isinstance(size, int)]
                 width = weight[0].numel() if name.startswith(("conv", "linear")) else weight.shape[-2]
-                found[node] = float(np.prod(sizes) * int(width))
-    return found
+                counts[node] = float(np.prod(sizes) * int(width))
+    return counts
 
 
 def _norms_of_modules(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield by what each batch norm multiplies its channels."""
-    for one in module.modules():
-        if isinstance(one, _NORMS):
-            variance: torch.Tensor | None = one.running_var
+    for layer in module.modules():
+        if isinstance(layer, _NORMS):
+            variance: torch.Tensor | None = layer.running_var
             if variance is not None:
-                gamma = one.weight.detach() if one.affine else torch.ones_like(variance)
-                yield gamma / torch.sqrt(variance + one.eps)
+                gamma = layer.weight.detach() if layer.affine else torch.ones_like(variance)
+                yield gamma / torch.sqrt(variance + layer.eps)
 
 
 def _norms_of_graph(module: GraphModule) -> list[torch.Tensor]:
     """Return the same of a program's batch norms."""
     state = module.state_dict()
-    found = []
+    norms = []
     for node in module.graph.nodes:
         if node.op == "call_function" and "batch_norm" in str(node.target):
             gamma, variance = (
-                state.get(str(one.target)) if isinstance(one, Node) else None
-                for one in (node.args[1], node.args[4])
+                state.get(str(argument.target)) if isinstance(argument, Node) else None
+                for argument in (node.args[1], node.args[4])
             )
-            eps = [one for one in node.args if isinstance(one, float)]
+            eps = [argument for argument in node.args if isinstance(argument, float)]
             if variance is not None and eps:
                 gamma = torch.ones_like(variance) if gamma is None else gamma
-                found.append(gamma.detach() / torch.sqrt(variance + eps[-1]))
-    return found
+                norms.append(gamma.detach() / torch.sqrt(variance + eps[-1]))
+    return norms
 
 
 def _switch_name(number: int) -> str:

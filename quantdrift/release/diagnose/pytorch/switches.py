@@ -123,19 +123,19 @@ class LayerSwitch(Switch):
         OperatorError
             A quantised tensor comes in, which the reference's layer does not take.
         """
-        if any(isinstance(one, torch.Tensor) and one.is_quantized for one in args):
+        if any(isinstance(argument, torch.Tensor) and argument.is_quantized for argument in args):
             raise OperatorError(
                 f"the candidate passes quantised tensors to a layer of class {type(self.served).__name__}, which the reference's layer"
                 " does not take: such modules cannot be diagnosed. Export the model with PyTorch 2 Export"
             )
         if self.restored:
             return self.reference(*args, **kwargs)
-        found = self.served(*args, **kwargs)
-        if self.factor == 1.0 or not isinstance(found, torch.Tensor) or len(found) < 2:
-            return found
+        output = self.served(*args, **kwargs)
+        if self.factor == 1.0 or not isinstance(output, torch.Tensor) or len(output) < 2:
+            return output
         expected = self.reference(*args, **kwargs)
-        place = 1 + int((self.factor - 1.0) / _MOST_FACTOR * (len(found) - 1)) % (len(found) - 1)
-        return expected + torch.roll(found - expected, place, dims=0)
+        shift = 1 + int((self.factor - 1.0) / _MOST_FACTOR * (len(output) - 1)) % (len(output) - 1)
+        return expected + torch.roll(output - expected, shift, dims=0)
 
 
 def _rounded(values: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
