@@ -193,15 +193,24 @@ def _check_policy(policy: Policy) -> None:
         texts += [header.name, header.method, header.path_prefix, *header.headers, *header.headers.values()]
     for body in policy.body_strata:
         _check_number("conditions", body.where, _MOST_PREDICATES)
-        texts += [body.name, *(part for one in body.where for part in (one.key, one.equals or ""))]
+        texts += [
+            body.name,
+            *(part for condition in body.where for part in (condition.key, condition.equals or "")),
+        ]
         if not all(
-            math.isfinite(end) for one in body.where for end in (one.low, one.high) if end is not None
+            math.isfinite(end)
+            for condition in body.where
+            for end in (condition.low, condition.high)
+            if end is not None
         ):
             raise _decode("a condition of its policy has a bound that is no number")
     _check_texts(texts)
     if any(plain(part) != part for part in texts):
         raise _decode("its policy has a control character")
-    rates = [*(one.rate for one in policy.header_strata), *(one.rate for one in policy.body_strata)]
+    rates = [
+        *(stratum.rate for stratum in policy.header_strata),
+        *(stratum.rate for stratum in policy.body_strata),
+    ]
     if not all(0 <= rate <= 1 for rate in rates):
         raise _decode("a rate of its policy does not lie between 0 and 1")
 

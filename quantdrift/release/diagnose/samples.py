@@ -123,18 +123,23 @@ def of_waiting(found: Sequence[Exchange], chosen: SliceKey, copy: Copy) -> Sampl
     OperatorError
         None is of the slice, headers and parameters do not tell the slice, or the inputs do not fit.
     """
-    if not all(is_routable(SliceKey(model="", name="", predicate="", where=(one,))) for one in chosen.where):
+    if not all(
+        is_routable(SliceKey(model="", name="", predicate="", where=(condition,)))
+        for condition in chosen.where
+    ):
         raise OperatorError(
             f"exchanges in the stream do not tell the slice {chosen.name}: record inputs of it, and give --inputs"
         )
-    inside = [one for one in found if all(holds(part, one.attributes, {}) for part in chosen.where)]
-    elsewhere = [one for one in found if one not in inside]
+    inside = [
+        exchange for exchange in found if all(holds(part, exchange.attributes, {}) for part in chosen.where)
+    ]
+    elsewhere = [exchange for exchange in found if exchange not in inside]
     if not inside:
         raise OperatorError(
             f"no exemplar of the slice {chosen.name} that was drawn at random can be read for this version, and no exchange of it waits in the"
             " stream. Record inputs and give --inputs, or let the shadow keep exemplars: models.exemplars = true"
         )
-    sides = [[_as_exemplar(one) for one in side] for side in (inside, elsewhere)]
+    sides = [[_as_exemplar(exchange) for exchange in side] for side in (inside, elsewhere)]
     return Samples(
         inside=_items_of(sides[0], copy.inputs),
         elsewhere=_items_of(sides[1], copy.inputs)
@@ -320,14 +325,16 @@ def exemplar_recording(
     OperatorError
         They do not have the inputs of the candidate.
     """
-    random_ids = {one.exchange.id for one in found if _is_random(one) and one.slice == chosen.name}
-    found = [one for one in found if _is_random(one) or one.exchange.id not in random_ids]
+    random_ids = {
+        exemplar.exchange.id for exemplar in found if _is_random(exemplar) and exemplar.slice == chosen.name
+    }
+    found = [exemplar for exemplar in found if _is_random(exemplar) or exemplar.exchange.id not in random_ids]
     zone = ZoneInfo(config.capture.time_zone)
     inputs = _items_of(found, copy.inputs)
-    rows = [(one, item.index) for one in found for item in one.items]
-    random = np.array([_is_random(one) for one, _ in rows])
-    pi = np.array([one.pi or 1.0 for one, _ in rows])
-    names = np.array([one.slice for one, _ in rows])
+    rows = [(exemplar, item.index) for exemplar in found for item in exemplar.items]
+    random = np.array([_is_random(exemplar) for exemplar, _ in rows])
+    pi = np.array([exemplar.pi or 1.0 for exemplar, _ in rows])
+    names = np.array([exemplar.slice for exemplar, _ in rows])
     declared = SliceAssigner(msgspec.structs.replace(config, slices=tuple(rules)), chosen.model).declared()
     members = {
         name: np.flatnonzero(random & (names == name))
@@ -336,17 +343,19 @@ def exemplar_recording(
     weight = np.ones(len(rows))
     for of_slice in members.values():
         weight[of_slice] = pi[of_slice].min(initial=1.0) / pi[of_slice]
-    groups = [one.exchange.group or one.exchange.id for one, _ in rows]
+    groups = [exemplar.exchange.group or exemplar.exchange.id for exemplar, _ in rows]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(groups))}
     nothing = np.full(len(rows), np.nan)
-    exchanges = [one.exchange for one, _ in rows]
-    attributes = [{**one.attributes, **time_attributes(one.captured_at, zone)} for one in exchanges]
+    exchanges = [exemplar.exchange for exemplar, _ in rows]
+    attributes = [
+        {**exchange.attributes, **time_attributes(exchange.captured_at, zone)} for exchange in exchanges
+    ]
     within = _told(chosen, rules, inputs, attributes)
     within |= names == chosen.name
     of_all = members[ALL]
     return Recording(
         inputs=inputs,
-        names=[f"{one.exchange.id}:{item}" for one, item in rows],
+        names=[f"{exemplar.exchange.id}:{item}" for exemplar, item in rows],
         items=Observed(
             flip=nothing,
             served_flip=None,

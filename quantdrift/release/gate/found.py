@@ -206,9 +206,10 @@ async def clusterings_of(
 
 def is_learned(clusterings: Sequence[Clustering], key: SliceKey) -> bool:
     """Return whether these clusterings say who is in a slice: a cluster of them, or what is novel to them."""
-    clusters = {str(number) for one in clusterings for number in one.ids if number != OTHER_ID}
+    clusters = {str(number) for clustering in clusterings for number in clustering.ids if number != OTHER_ID}
     return bool(clusterings) and any(
-        one.key == NOVELTY_KEY or (one.key == CLUSTER_KEY and one.equals in clusters) for one in key.where
+        condition.key == NOVELTY_KEY or (condition.key == CLUSTER_KEY and condition.equals in clusters)
+        for condition in key.where
     )
 
 
