@@ -88,9 +88,9 @@ def could_be_session(values: Sequence[str]) -> bool:
         Its value in each exchange of a look, in the order of capture; empty: it has none.
     """
     places: dict[str, list[int]] = {}
-    for place, value in enumerate(values):
+    for exchange, value in enumerate(values):
         if value:
-            places.setdefault(value, []).append(place)
+            places.setdefault(value, []).append(exchange)
     largest = max(map(len, places.values()), default=0)
     if len(places) < _LEAST_VALUES or largest > _LARGEST_SHARE * len(values):
         return False
@@ -109,12 +109,12 @@ def come_back(values: Sequence[str]) -> bool:
     """
     last: dict[str, int] = {}
     n_bursts = n_back = 0
-    for place, value in enumerate(values):
+    for exchange, value in enumerate(values):
         if value:
             before = last.get(value)
-            n_bursts += before is None or place - before > _APART
-            n_back += before is not None and place - before > _APART
-            last[value] = place
+            n_bursts += before is None or exchange - before > _APART
+            n_back += before is not None and exchange - before > _APART
+            last[value] = exchange
     return n_back > _BACK * n_bursts
 
 
@@ -143,21 +143,21 @@ def log_evidence(
     same: list[tuple[int, int]] = []
     other: list[tuple[int, int]] = []
     apart: list[tuple[int, int]] = []
-    for place, value in enumerate(values):
+    for exchange, value in enumerate(values):
         if newest[0] >= 0 and values[newest[0]] != value:
             newest = (newest[0], newest[0])
         before = last.get(value) if value else None
-        if before is not None and place - before > _APART:
+        if before is not None and exchange - before > _APART:
             burst_before[value] = before
-        is_tested = place >= begin and (not sources or value in burst_before)
-        if before is not None and place - before <= _REACH and is_tested:
-            same.append((before, place))
+        is_tested = exchange >= begin and (not sources or value in burst_before)
+        if before is not None and exchange - before <= _REACH and is_tested:
+            same.append((before, exchange))
             if newest[1] >= 0:
-                other.append((newest[1], place))
+                other.append((newest[1], exchange))
             if value in burst_before:
-                apart.append((burst_before[value], place))
-        last[value] = place
-        newest = (place, newest[1])
+                apart.append((burst_before[value], exchange))
+        last[value] = exchange
+        newest = (exchange, newest[1])
     everywhere = max(_log_wealth(score, other), _log_wealth(score, apart) if sources else 0.0, 0.0)
     return _log_wealth(score, same) - everywhere
 
@@ -166,11 +166,11 @@ def _ranks(kinds: Sequence[str], outcome: FloatArray, ties: FloatArray) -> Float
     """Return per exchange, (exchanges,), the share of the outcomes of its kind up to it that are smaller, ties broken at random."""
     of_kind: dict[str, list[float]] = {}
     ranks = np.empty(len(outcome))
-    for place, (kind, value) in enumerate(zip(kinds, outcome.tolist(), strict=True)):
+    for exchange, (kind, value) in enumerate(zip(kinds, outcome.tolist(), strict=True)):
         ordered = of_kind.setdefault(kind, [])
         low = bisect.bisect_left(ordered, value)
         high = bisect.bisect_right(ordered, value, lo=low)
-        ranks[place] = (low + ties[place] * (high - low + 1)) / (len(ordered) + 1)
+        ranks[exchange] = (low + ties[exchange] * (high - low + 1)) / (len(ordered) + 1)
         ordered.insert(high, value)
     return ranks
 

@@ -300,10 +300,10 @@ def trials(questions: Sequence[Question], alpha: float = ALPHA, *, beside: int =
 
 def outcome_of(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the outcome of all together: fail if one fails, pass if all pass, and insufficient where nothing was asked."""
-    found = set(outcomes)
-    if Outcome.FAIL in found:
+    distinct = set(outcomes)
+    if Outcome.FAIL in distinct:
         return Outcome.FAIL
-    return Outcome.PASS if found == {Outcome.PASS} else Outcome.INSUFFICIENT
+    return Outcome.PASS if distinct == {Outcome.PASS} else Outcome.INSUFFICIENT
 
 
 def decision(
@@ -345,5 +345,5 @@ def decision(
 def more_of(missing: Iterable[int | None]) -> int | None:
     """Return the largest number of missing groups; None where one is unknown."""
     numbers = list(missing)
-    known = [number for number in numbers if number is not None]
-    return max(known, default=0) if len(known) == len(numbers) else None
+    known_numbers = [number for number in numbers if number is not None]
+    return max(known_numbers, default=0) if len(known_numbers) == len(numbers) else None

@@ -91,16 +91,16 @@ def fallen(shares: Shares, usable: BoolArray, *, n_slices: int) -> Fallen:
         Slices of the model: they share the allowed error.
     """
     n, n_hours = shares.weight.shape
-    found = _none(n)
+    slices = _none(n)
     for window in WINDOWS_H:
         begin = n_hours - window
         if begin < 1 or not shares.total[begin:].sum() > 0:
             continue
         of = in_window(shares, usable, begin, ERROR / (_LOOKS * max(n_slices, 1)))
-        new = of.fallen & ~found.fallen
-        found.fallen[new], found.window_h[new] = True, window
-        found.now[new], found.before[new] = of.now[new], of.before[new]
-    return found
+        new = of.fallen & ~slices.fallen
+        slices.fallen[new], slices.window_h[new] = True, window
+        slices.now[new], slices.before[new] = of.now[new], of.before[new]
+    return slices
 
 
 def usable_hours(shares: Shares, lossless: BoolArray, *, n_slices: int) -> BoolArray:
@@ -133,13 +133,13 @@ def in_window(shares: Shares, usable: BoolArray, begin: int, level: float) -> Fa
     weight, weight_sq = shares.weight[:, begin:].sum(axis=1), shares.weight_sq[:, begin:].sum(axis=1)
     total = float(shares.total[begin:].sum())
     starts, ends = _blocks(shares.total[:begin], total)
-    found = _none(len(weight))
+    slices = _none(len(weight))
     if not len(starts):
-        return found
+        return slices
     of = usable[:, :begin]
     y, y_sq, s = (
-        _sums(np.where(of, one[:, :begin], 0.0), starts, ends)
-        for one in (shares.weight, shares.weight_sq, np.broadcast_to(shares.total, shares.weight.shape))
+        _sums(np.where(of, hourly[:, :begin], 0.0), starts, ends)
+        for hourly in (shares.weight, shares.weight_sq, np.broadcast_to(shares.total, shares.weight.shape))
     )
     compared = s >= 0.5 * total  # else most of the block's hours are not usable
     share = np.where(compared, y / np.where(compared, s, 1.0), np.inf)
@@ -149,7 +149,7 @@ def in_window(shares: Shares, usable: BoolArray, begin: int, level: float) -> Fa
     kept = np.where(begin - oldest >= DAY_H, KEPT, KEPT_YOUNG)
     rows = np.flatnonzero(np.isfinite(before) & (now < kept * before))
     if not len(rows):
-        return found
+        return slices
     y, y_sq, s, compared = y[rows], y_sq[rows], s[rows], compared[rows]
     unit = np.where(y > 0, y_sq / np.where(y > 0, y, 1.0), 1.0)  # mean weight of a sample
     x, x_sq = weight[rows, None], weight_sq[rows, None]
@@ -161,9 +161,9 @@ def in_window(shares: Shares, usable: BoolArray, begin: int, level: float) -> Fa
         n_before > 0, betainc(np.maximum(n_before, 1e-9), n_now + 1.0, 1.0 / (1.0 + ratio)), 1.0
     )
     sure = np.where(compared, p_value, 0.0).max(axis=1) <= level
-    found.fallen[rows[sure]], found.window_h[rows[sure]] = True, shares.weight.shape[1] - begin
-    found.now[rows[sure]], found.before[rows[sure]] = now[rows[sure]], before[rows[sure]]
-    return found
+    slices.fallen[rows[sure]], slices.window_h[rows[sure]] = True, shares.weight.shape[1] - begin
+    slices.now[rows[sure]], slices.before[rows[sure]] = now[rows[sure]], before[rows[sure]]
+    return slices
 
 
 def leave_out(usable: BoolArray, found: Fallen, lossless: BoolArray) -> None:

@@ -272,8 +272,8 @@ class SliceTable:
 
     def page_thresholds(self, rows: IntArray, thresholds: Thresholds) -> FloatArray:
         """Return what the summed evidence of rows that are surveyed must reach to page now."""
-        found: FloatArray = np.maximum(thresholds.page, thresholds.least(self.page_mass[rows]))
-        return found
+        needed: FloatArray = np.maximum(thresholds.page, thresholds.least(self.page_mass[rows]))
+        return needed
 
     def doubts(self, rows: IntArray, thresholds: Thresholds) -> FloatArray:
         """Return `SliceWatch.doubt` of rows that are surveyed."""
@@ -553,10 +553,10 @@ def _by_signals(
     rows = np.array([watches[part.watch].row for part in parts], dtype=np.intp)
     if (table.n_signals[rows] == len(table.keys)).all():
         return {tuple(table.keys): list(parts)}
-    found: dict[tuple[SignalKey, ...], list[_Part]] = {}
+    by_signals: dict[tuple[SignalKey, ...], list[_Part]] = {}
     for part, row in zip(parts, rows.tolist(), strict=True):
-        found.setdefault(tuple(table.signals(row)), []).append(part)
-    return found
+        by_signals.setdefault(tuple(table.signals(row)), []).append(part)
+    return by_signals
 
 
 def _joined(groups: Sequence[Groups]) -> tuple[Groups, IntArray]:
@@ -640,16 +640,16 @@ class _Run:
 
     def _follow(self, key: SignalKey) -> SequenceRun:
         """Let one signal of each watch follow its groups, in a copy of the states, which the processor's cache knows."""
-        detector, given, rows = DETECTORS[key.kind], self._given, self._rows
+        detector, groups, rows = DETECTORS[key.kind], self._given, self._rows
         room = self._scratch.get(key)
         if room is None or len(room) < len(rows):
             room = self._scratch[key] = np.empty((max(len(rows), SIDE_BY_SIDE), detector.size))
         states = np.take(self._table.states[key], rows, axis=0, out=room[: len(rows)], mode="clip")
-        series = given.series.get(key) or _nothing(len(given.mass), detector.width)
+        series = groups.series.get(key) or _nothing(len(groups.mass), detector.width)
         seen = np.ones(len(series.x), dtype=np.bool_) if series.seen is None else series.seen
         run = detector.follow(
             states,
-            GroupSequence(ends=self._ends, x=series.x, seen=seen, mass=given.mass, at_us=given.at_us),
+            GroupSequence(ends=self._ends, x=series.x, seen=seen, mass=groups.mass, at_us=groups.at_us),
         )
         if not pages(key):
             run.course[[PAGE, PAGE_MASS]] = 0.0
@@ -661,7 +661,7 @@ class _Run:
         A watch whose phase changes before the end is run again, up to that group.
         """
         stops = self._stops(thresholds)
-        early = [place for place, stop in stops.items() if stop < self._parts[place].stop]
+        early = [index for index, stop in stops.items() if stop < self._parts[index].stop]
         rows, states = self._rows, {key: run.states for key, run in self._runs.items()}
         if early:
             whole = np.ones(len(rows), dtype=np.bool_)
@@ -700,7 +700,8 @@ class _Run:
         if not phase.any():
             return page | ticket
         watching, firing = (
-            np.repeat(phase == PHASES.index(one), self._lengths) for one in (Phase.WATCHING, Phase.FIRING)
+            np.repeat(phase == PHASES.index(phase_), self._lengths)
+            for phase_ in (Phase.WATCHING, Phase.FIRING)
         )
         over = np.min([run.course[RECOVERY] for run in self._runs.values()], axis=0) >= RESOLVED
         return np.where(watching, page | ticket, over | (page & ~firing))

@@ -180,7 +180,7 @@ def fit_clusters(
         No row is finite.
     """
     finite = finite_rows(sample.vectors)
-    known = known_values(naming.attributes, sample.attributes, sample.weights, most_unseen=1 - quantile)
+    vocabulary = known_values(naming.attributes, sample.attributes, sample.weights, most_unseen=1 - quantile)
     gaps = not bool(finite.all())
     sample = sample.rows(finite)
     if len(sample.vectors) == 0:
@@ -211,7 +211,7 @@ def fit_clusters(
         centre=centre,
         scale=scale,
         gaps=gaps,
-        vocabulary=known,
+        vocabulary=vocabulary,
         former=former,
         next_id=next_id,
         expected_novel=1 - quantile,

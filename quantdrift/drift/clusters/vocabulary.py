@@ -35,7 +35,7 @@ def known_values(
     most_unseen
         Largest share of ordinary traffic with a value that was not met.
     """
-    known: dict[str, frozenset[str]] = {}
+    vocabulary: dict[str, frozenset[str]] = {}
     for key in keys:
         present = [
             (value, weight)
@@ -49,5 +49,5 @@ def known_values(
         once = sum(weight for value, weight in present if counts[value] == 1)
         largest = max(weight for _, weight in present)
         if (once + largest) / (total + largest) <= most_unseen:
-            known[key] = frozenset(counts)
-    return known
+            vocabulary[key] = frozenset(counts)
+    return vocabulary

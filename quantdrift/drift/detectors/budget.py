@@ -165,8 +165,8 @@ class BudgetDetector:
 
     def evidences(self, states: FloatArray) -> FloatArray:
         """Return the evidence of the page copies, (N,)."""
-        found: FloatArray = states[:, PAGE].sum(axis=1) / N_BETS
-        return found
+        evidence: FloatArray = states[:, PAGE].sum(axis=1) / N_BETS
+        return evidence
 
     def page_mass(self, state: FloatArray) -> float:
         """Return the calendar mass given to the page copy since its reset."""
@@ -252,8 +252,8 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
             if seen[group]:
                 if x[group, 1] > 1.0:
                     return False
-                given = header.spend(state, mass[group], at_us[group], 1.0)
-                see(state, x[group], given, at_us[group])
+                allowance = header.spend(state, mass[group], at_us[group], 1.0)
+                see(state, x[group], allowance, at_us[group])
                 page, recovery = evidence_of(state), resolve.recovered(mirror)
             path.note(course, group, state, page, recovery)
         begin = ends[row]

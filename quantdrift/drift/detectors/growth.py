@@ -191,12 +191,12 @@ class GrowthDetector:
         """
         if self.live(state):
             return
-        place = self._learnable(state)
-        if place is None:
+        first_slow = self._learnable(state)
+        if first_slow is None:
             raise OperatorError(
                 f"the baseline cannot be frozen yet: {self.missing(state)} groups are missing"
             )
-        self._limit(state, place)
+        self._limit(state, first_slow)
 
     def keep(self, state: FloatArray) -> None:
         """Do nothing: an alert takes nothing out of a baseline that is frozen."""
@@ -248,9 +248,9 @@ class GrowthDetector:
             return
         if state.item(ALERTING) or self.missing(state):
             return
-        place = self._learnable(state)
-        if place is not None:
-            self._limit(state, place)
+        first_slow = self._learnable(state)
+        if first_slow is not None:
+            self._limit(state, first_slow)
             self.arm(state, mass=mass, at_us=at_us)
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
@@ -343,9 +343,9 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
                 if value[1] > 1.0 + ROUNDING:
                     return False
                 value[1] = min(value[1], 1.0)
-                given = header.spend(state, mass[group], at_us[group], 1.0 if live else 0.0)
+                allowance = header.spend(state, mass[group], at_us[group], 1.0 if live else 0.0)
                 if live:
-                    budget.see(state, value, given, at_us[group])
+                    budget.see(state, value, allowance, at_us[group])
                     page, recovery = budget.evidence_of(state), resolve.recovered(mirror)
                 else:
                     _learn(state, x[group], value[1])
@@ -361,10 +361,10 @@ def _weigh(x: FloatArray, first_slow: int, value: FloatArray) -> None:
     """Write vx, v and c of a group: what is in or above a bin is slow."""
     value[0] = value[1] = 0.0
     value[2] = x[0]
-    for place in range(N_TIME_BINS):
-        value[1] += x[1 + place]
-        if place >= first_slow:
-            value[0] += x[1 + place]
+    for bin_ in range(N_TIME_BINS):
+        value[1] += x[1 + bin_]
+        if bin_ >= first_slow:
+            value[0] += x[1 + bin_]
     value[0] = min(value[0], 1.0)
 
 
@@ -376,5 +376,5 @@ def _learn(state: FloatArray, x: FloatArray, v: float) -> None:
     state[W] += v
     state[N_LEARNED] += 1.0
     state[UNTIL_AT] = state[LAST_AT]
-    for place in range(N_TIME_BINS):
-        state[_COUNTS + place] += x[1 + place]
+    for bin_ in range(N_TIME_BINS):
+        state[_COUNTS + bin_] += x[1 + bin_]

@@ -55,16 +55,16 @@ def upper_bound(total: float, n: float, delta: float) -> float:
 def upper_bounds(total: FloatArray, n: FloatArray, delta: float | FloatArray) -> FloatArray:
     """Return the upper bound of each mean, (N,), each at level `delta`; parameters, (N,), as for `upper_bound`."""
     _check(delta)
-    known = n > 0
-    n = np.where(known, n, 1.0)
-    hits = np.where(known, np.clip(total, 0.0, n), 0.0)
+    bounded = n > 0
+    n = np.where(bounded, n, 1.0)
+    hits = np.where(bounded, np.clip(total, 0.0, n), 0.0)
     low, high = hits / n, np.ones(len(n))
-    known &= at_most(high, hits, n, delta)
+    bounded &= at_most(high, hits, n, delta)
     for _ in range(_STEPS):
         middle = (low + high) / 2
         above = at_most(middle, hits, n, delta)
         low, high = np.where(above, low, middle), np.where(above, middle, high)
-    return np.where(known, high, 1.0)
+    return np.where(bounded, high, 1.0)
 
 
 def at_most(m: FloatArray, total: FloatArray, n: FloatArray, delta: float | FloatArray) -> BoolArray:
@@ -84,17 +84,17 @@ def lower_bound(total: float, n: float, delta: float) -> float:
 def lower_bounds(total: FloatArray, n: FloatArray, delta: float | FloatArray) -> FloatArray:
     """Return the lower bound of each mean, (N,), each at level `delta`; parameters, (N,), as for `upper_bound`."""
     _check(delta)
-    known = n > 0
-    n = np.where(known, n, 1.0)
-    hits = np.where(known, np.clip(total, 0.0, n), 0.0)
+    bounded = n > 0
+    n = np.where(bounded, n, 1.0)
+    hits = np.where(bounded, np.clip(total, 0.0, n), 0.0)
     needed = _log_of_one_in(delta) + math.log(len(STAKES))
     low, high = np.full(len(n), _LEAST), hits / n
-    known &= high > low
+    bounded &= high > low
     for _ in range(_STEPS):
         middle = np.maximum((low + high) / 2, _LEAST)
         above = _evidence_above(middle, hits, n) >= needed
         low, high = np.where(above, middle, low), np.where(above, high, middle)
-    return np.where(known & (low > _LEAST), low, 0.0)
+    return np.where(bounded & (low > _LEAST), low, 0.0)
 
 
 def _evidence_above(m: FloatArray, hits: FloatArray, n: FloatArray) -> FloatArray:

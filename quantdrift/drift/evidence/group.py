@@ -333,8 +333,8 @@ def add_up(sums: FloatArray, groups: GroupRows, items: ItemSums) -> None:
         of[3] += weight[group]
         of[4] += weight[group] * weight[group]
         share = weight[group] / n
-        for place in range(begin, ends[group]):
-            member = item[place]
+        for position in range(begin, ends[group]):
+            member = item[position]
             of[2] += items.infinite[member]
             for metric in range(n_metrics):
                 of[5 + metric] += share * items.values[member, metric]
@@ -372,9 +372,9 @@ def add_squares(sums: FloatArray, groups: GroupRows, items: ItemSums, squares: S
         share = weight[group] / (ends[group] - begin)
         for number in range(n_metrics):
             w, y = 0.0, 0.0
-            for place in range(begin, ends[group]):
-                w += share * items.present[item[place], metric[number]]
-                y += share * items.values[item[place], metric[number]]
+            for position in range(begin, ends[group]):
+                w += share * items.present[item[position], metric[number]]
+                y += share * items.values[item[position], metric[number]]
             of[3 * number] += w * w
             of[3 * number + 1] += y * y
             of[3 * number + 2] += w * y
@@ -415,8 +415,8 @@ def _means(column: FloatArray, items: Items, members: Members, means: Means) -> 
             begin = members.ends[group]
             continue
         n, vx, weight = 0, 0.0, 0.0
-        for place in range(begin, members.ends[group]):
-            item = members.item[place]
+        for member in range(begin, members.ends[group]):
+            item = members.item[member]
             if np.isnan(column[item]):
                 continue
             v = members.smallest[group] / items.pi[item]
@@ -441,19 +441,19 @@ def _session_mean(column: FloatArray, items: Items, members: Members, group: int
     n_later, later = _later(column, members, begin, end)
     while True:  # part by part, by rising rate
         rate = np.inf
-        for place in range(begin, end):
-            item = members.item[place]
+        for member in range(begin, end):
+            item = members.item[member]
             inside = items.u2[item] < _second(sure, items.pi1[item]) and not np.isnan(column[item])
-            if inside and not members.later[place] and last < items.pi1[item] < rate:
+            if inside and not members.later[member] and last < items.pi1[item] < rate:
                 rate = items.pi1[item]
         if rate == np.inf:
             break
         n, total = 0, 0.0
-        for place in range(begin, end):
-            item = members.item[place]
+        for member in range(begin, end):
+            item = members.item[member]
             if (
                 items.pi1[item] == rate
-                and not members.later[place]
+                and not members.later[member]
                 and items.u2[item] < _second(sure, rate)
                 and not np.isnan(column[item])
             ):
@@ -478,9 +478,9 @@ def _session_mean(column: FloatArray, items: Items, members: Members, group: int
 def _later(column: FloatArray, members: Members, begin: int, end: int) -> tuple[int, float]:
     """Return number and sum of the values that were sampled under later policies."""
     n, total = 0, 0.0
-    for place in range(begin, end):
-        value = column[members.item[place]]
-        if members.later[place] and not np.isnan(value):
+    for member in range(begin, end):
+        value = column[members.item[member]]
+        if members.later[member] and not np.isnan(value):
             n += 1
             total += value
     return n, total
@@ -495,14 +495,14 @@ def _times(bins: IntArray, items: Items, members: Members, times: Means) -> None
             _session_times(bins, items, members, group, times)
         else:
             n = 0
-            for place in range(begin, end):
-                item = members.item[place]
+            for member in range(begin, end):
+                item = members.item[member]
                 n += bins[item] >= 0
                 if bins[item] >= 0 and not 0.0 < members.smallest[group] / items.pi[item] <= 1.0 + ROUNDING:
                     times.refused[group] = True
             if n > 0 and not times.refused[group]:
-                for place in range(begin, end):
-                    item = members.item[place]
+                for member in range(begin, end):
+                    item = members.item[member]
                     if bins[item] >= 0:
                         times.x[group, 1 + bins[item]] += (
                             min(members.smallest[group] / items.pi[item], 1.0) / n
@@ -518,24 +518,24 @@ def _session_times(bins: IntArray, items: Items, members: Members, group: int, f
     begin, end = members.ends[group - 1] if group > 0 else 0, members.ends[group]
     sure, last, weight = members.sure[group], -1.0, 0.0
     n_later = 0
-    for place in range(begin, end):
-        n_later += members.later[place] and bins[members.item[place]] >= 0
+    for member in range(begin, end):
+        n_later += members.later[member] and bins[members.item[member]] >= 0
     while True:
         rate, n = np.inf, 0
-        for place in range(begin, end):
-            item = members.item[place]
+        for member in range(begin, end):
+            item = members.item[member]
             inside = items.u2[item] < _second(sure, items.pi1[item]) and bins[item] >= 0
-            inside = inside and not members.later[place]
+            inside = inside and not members.later[member]
             if inside and last < items.pi1[item] < rate:
                 rate, n = items.pi1[item], 0
             n += inside and items.pi1[item] == rate
         if rate == np.inf:
             break
         v = members.least[group] / min(rate, sure)
-        for place in range(begin, end):
-            item = members.item[place]
+        for member in range(begin, end):
+            item = members.item[member]
             inside = items.pi1[item] == rate and items.u2[item] < _second(sure, rate)
-            if (inside or members.later[place]) and bins[item] >= 0:
+            if (inside or members.later[member]) and bins[item] >= 0:
                 found.x[group, 1 + bins[item]] += v / (n + n_later)
         weight += v
         last = rate

@@ -128,8 +128,8 @@ def _add(sums: FloatArray, v: float, vx: float) -> None:
         added[_FALLS + _N_FALLS + bet] = ratio
         added[_FALLS + 2 * _N_FALLS + bet] = ratio * ratio
     for at in range(0, len(sums), SUMS):
-        for place in range(_RISES, SUMS):
-            sums[at + place] += added[place]
+        for index in range(_RISES, SUMS):
+            sums[at + index] += added[index]
 
 
 @compiled
@@ -137,14 +137,14 @@ def _add_zero(sums: FloatArray, v: float) -> None:
     """Add a group without a flip, as nearly all are: its logarithms are 0, and the rest is the same for each lambda."""
     square = v * v
     for at in range(0, len(sums), SUMS):
-        for place in range(at + _RISES + _N_RISES, at + _RISES + 2 * _N_RISES):
-            sums[place] += v
-        for place in range(at + _RISES + 2 * _N_RISES, at + _FALLS):
-            sums[place] += square
-        for place in range(at + _FALLS + _N_FALLS, at + _FALLS + 2 * _N_FALLS):
-            sums[place] += v
-        for place in range(at + _FALLS + 2 * _N_FALLS, at + SUMS):
-            sums[place] += square
+        for index in range(at + _RISES + _N_RISES, at + _RISES + 2 * _N_RISES):
+            sums[index] += v
+        for index in range(at + _RISES + 2 * _N_RISES, at + _FALLS):
+            sums[index] += square
+        for index in range(at + _FALLS + _N_FALLS, at + _FALLS + 2 * _N_FALLS):
+            sums[index] += v
+        for index in range(at + _FALLS + 2 * _N_FALLS, at + SUMS):
+            sums[index] += square
 
 
 @compiled
@@ -193,11 +193,11 @@ def _least_weight() -> float:
 
 def estimates(sums: FloatArray, scale: FloatArray) -> FloatArray:
     """Return mean, low, high, n and missing of `estimate` of many windows, (N, 5), to the bit; n is 0 where nothing was observed."""
-    found = np.zeros((len(sums), 5))
-    _estimates(sums, scale, found)
-    for row in np.flatnonzero(found[:, 4]).tolist():
-        found[row, 4] = _missing(sums.item(row, _W) - sums.item(row, _X), found.item(row, 3))
-    return found
+    estimated = np.zeros((len(sums), 5))
+    _estimates(sums, scale, estimated)
+    for row in np.flatnonzero(estimated[:, 4]).tolist():
+        estimated[row, 4] = _missing(sums.item(row, _W) - sums.item(row, _X), estimated.item(row, 3))
+    return estimated
 
 
 @compiled
@@ -244,7 +244,7 @@ def _bounds(sums: FloatArray) -> tuple[float, float, float]:
 @compiled
 def _against_less(sums: FloatArray, m: float) -> float:
     """Return the logarithm of a lower bound of the mixture against means of at most m; it falls with m."""
-    found = np.empty(_N_RISES)
+    log_terms = np.empty(_N_RISES)
     best = _best(m, _LOG_RISES)
     w, x = sums[_W], sums[_X]
     chances = 0.0
@@ -253,7 +253,7 @@ def _against_less(sums: FloatArray, m: float) -> float:
         chances += math.exp(chance)
         stake = RISES[bet] * m
         if stake > _MOST_STAKE:
-            found[bet] = -math.inf
+            log_terms[bet] = -math.inf
             continue
         lost = math.log1p(-stake)
         # k(y) is 1 / 2 + y / 3 + ... : for small y the formula would lose its digits.
@@ -262,14 +262,14 @@ def _against_less(sums: FloatArray, m: float) -> float:
         if len(sums) > PLAIN:
             line, square = sums[_RISES + _N_RISES + bet], sums[_RISES + 2 * _N_RISES + bet]
             won = max(won, sums[_RISES + bet] - stake * line - bend * stake * stake * square)
-        found[bet] = chance + won
-    return _log_sum(found) - math.log(chances)
+        log_terms[bet] = chance + won
+    return _log_sum(log_terms) - math.log(chances)
 
 
 @compiled
 def _against_more(sums: FloatArray, m: float) -> float:
     """Return the same against means of at least m; it rises with m."""
-    found = np.empty(_N_FALLS)
+    log_terms = np.empty(_N_FALLS)
     best = _best(m, _LOG_FALLS)
     w, x = sums[_W], sums[_X]
     chances = 0.0
@@ -283,8 +283,8 @@ def _against_more(sums: FloatArray, m: float) -> float:
             # The product rises with m; where its bound no longer does, that of a smaller m is one too.
             stake = min(rate * m, line / square)
             won = max(won, sums[_FALLS + bet] + stake * line - 0.5 * stake * stake * square)
-        found[bet] = chance + won
-    return _log_sum(found) - math.log(chances)
+        log_terms[bet] = chance + won
+    return _log_sum(log_terms) - math.log(chances)
 
 
 @compiled
@@ -297,11 +297,11 @@ def _best(m: float, logs: FloatArray) -> float:
 @compiled
 def _log_sum(won: FloatArray) -> float:
     top = -math.inf
-    for one in won:
-        top = max(top, one)
+    for logarithm in won:
+        top = max(top, logarithm)
     if top == -math.inf:
         return -math.inf
     total = 0.0
-    for one in won:
-        total += math.exp(one - top)
+    for logarithm in won:
+        total += math.exp(logarithm - top)
     return top + math.log(total)

@@ -30,11 +30,11 @@ def dump_rows(kind: str, states: FloatArray, rows: Sequence[int]) -> list[bytes]
     n = states.shape[1]
     head, check = _head(kind, n)
     body, step, crc32 = np.asarray(states, dtype="<f8").data.cast("B"), 8 * n, zlib.crc32
-    found = []
+    dumped = []
     for row in rows:
         part = body[row * step : (row + 1) * step]
-        found.append(b"".join((head, crc32(part, check).to_bytes(4, "little"), part)))
-    return found
+        dumped.append(b"".join((head, crc32(part, check).to_bytes(4, "little"), part)))
+    return dumped
 
 
 @cache

@@ -125,23 +125,23 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
     """
     total = float(after.sum()) or 1.0
     stratum_of = np.zeros(len(before), dtype=np.int64)
-    number, held, share = 0, 0, 0.0
+    number, n_items, share = 0, 0, 0.0
     last, below = -len(before), -len(before)  # bin with items: the last one, and that of the stratum below
     first = len(before)
     for bin_, (n, weight) in enumerate(zip(before, after, strict=True)):
-        no_history = held < LEAST and share >= _MANY
-        far = held < _ALMOST_NONE or bin_ - last > _NEAR
-        if held >= LEAST or (no_history and far and n >= LEAST):
-            if held < LEAST and number and first - below <= _NEAR:
+        no_history = n_items < LEAST and share >= _MANY
+        far = n_items < _ALMOST_NONE or bin_ - last > _NEAR
+        if n_items >= LEAST or (no_history and far and n >= LEAST):
+            if n_items < LEAST and number and first - below <= _NEAR:
                 stratum_of[stratum_of == number] = number - 1
             else:
                 number += 1
-            held, share, first, below = 0, 0.0, len(before), last
+            n_items, share, first, below = 0, 0.0, len(before), last
         stratum_of[bin_] = number
-        held, share = held + int(n), share + float(weight) / total
+        n_items, share = n_items + int(n), share + float(weight) / total
         if n:
             first, last = min(first, bin_), bin_
-    if held < LEAST and share < _MANY and number:
+    if n_items < LEAST and share < _MANY and number:
         stratum_of[stratum_of == number] = number - 1
     return stratum_of
 

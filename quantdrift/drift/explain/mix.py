@@ -139,9 +139,9 @@ def split(before: Sample, after: Sample, n_cells: int) -> MixSplit | None:
     if not len(before.x) or not len(after.x):
         return None
     old, new = _shares(before, n_cells), _shares(after, n_cells)
-    held = summed(before.cell, before.weight, n_cells)
+    cell_weight = summed(before.cell, before.weight, n_cells)
     sums = summed(before.cell, before.weight * before.x, n_cells)
-    mean = np.divide(sums, held, out=np.zeros(n_cells), where=held > 0)
+    mean = np.divide(sums, cell_weight, out=np.zeros(n_cells), where=cell_weight > 0)
     matched = np.bincount(before.cell, minlength=n_cells) >= LEAST
 
     whole_old, whole_new = _mean(before, before.x), _mean(after, after.x)
@@ -156,7 +156,7 @@ def split(before: Sample, after: Sample, n_cells: int) -> MixSplit | None:
     unseen = _mean(after, strange_new) - _mean(before, strange_old)
 
     # By how much an item moves the mean of its cell, which the later mix and the change of mix multiply.
-    inner = np.divide(matched, held, out=np.zeros(n_cells), where=held > 0)[before.cell]
+    inner = np.divide(matched, cell_weight, out=np.zeros(n_cells), where=cell_weight > 0)[before.cell]
     inner *= before.x - mean[before.cell]
     surprise = _surprise(before, mean, matched)
     within_variance = (

@@ -141,15 +141,20 @@ def explaining(
         key=lambda other: (sizes[other], other),
     )
     weight = float(items.weight.sum())
-    for place, other in enumerate(smaller):
+    for n_smaller, other in enumerate(smaller):
         if rest_of(items, others[other], level).explained:
             # What explains the one may lie in several still smaller ones, which then explain the whole as well.
             weight = float(items.weight[others[other]].sum())
             parts = _together(
-                items, level, {one: others[one] for one in smaller[:place]}, MOST_OF_WHOLE * weight
+                items,
+                level,
+                {slice_id: others[slice_id] for slice_id in smaller[:n_smaller]},
+                MOST_OF_WHOLE * weight,
             )
             return parts or (other,)
-    return _together(items, level, {one: others[one] for one in smaller}, MOST_OF_WHOLE * weight)
+    return _together(
+        items, level, {slice_id: others[slice_id] for slice_id in smaller}, MOST_OF_WHOLE * weight
+    )
 
 
 def _together(items: Items, level: float, others: Mapping[int, BoolArray], most: float) -> tuple[int, ...]:
@@ -179,7 +184,7 @@ def _together(items: Items, level: float, others: Mapping[int, BoolArray], most:
     else:
         return ()
     for other in chosen[::-1]:
-        rest = [one for one in chosen if one != other]
-        if rest and rest_of(items, np.any([others[one] for one in rest], axis=0), level).explained:
+        rest = [slice_id for slice_id in chosen if slice_id != other]
+        if rest and rest_of(items, np.any([others[slice_id] for slice_id in rest], axis=0), level).explained:
             chosen = rest
     return tuple(chosen)

@@ -155,18 +155,21 @@ def profile_of(
         return np.asarray(sums.reshape(shape), dtype=np.float64)
 
     traffic, count = total(weight), total(np.ones(len(bins)))
-    known, n_known = total(weight[with_flip], with_flip), total(np.ones(int(with_flip.sum())), with_flip)
+    known_weight, n_known = (
+        total(weight[with_flip], with_flip),
+        total(np.ones(int(with_flip.sum())), with_flip),
+    )
     flips = total((weight * np.where(with_flip, flip, 0.0))[with_flip], with_flip)
 
-    overall = (flips.sum() + 0.5 * _mean(weight)) / (known.sum() + _mean(weight))
-    common = _shrunk(flips.sum(axis=0), known.sum(axis=0), n_known.sum(axis=0), overall)
+    overall = (flips.sum() + 0.5 * _mean(weight)) / (known_weight.sum() + _mean(weight))
+    common = _shrunk(flips.sum(axis=0), known_weight.sum(axis=0), n_known.sum(axis=0), overall)
     share = traffic.sum(axis=0) / traffic.sum() if traffic.sum() > 0 else np.full(n_bins, 1.0 / n_bins)
     n = count.sum(axis=1, keepdims=True)
     in_slice = traffic.sum(axis=1, keepdims=True)
     own = np.divide(traffic, in_slice, out=np.zeros(shape), where=in_slice > 0)
     return Profile(
         share=(n * own + PRIOR_ITEMS * share) / (n + PRIOR_ITEMS),
-        flip=_shrunk(flips, known, n_known, common),
+        flip=_shrunk(flips, known_weight, n_known, common),
     )
 
 

@@ -106,12 +106,12 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
         """
         trough = 1.0 - self.tau * beyond_weeks(self.until_us - self.since_us)
         share, total = self.strata.T
-        known = np.array(self.bounds)
+        bounds = np.array(self.bounds)
         # Asked every thousand groups of every signal, with a clear answer mostly: that nothing is worth computing.
-        if trough <= 0.0 or not at_most(_LOWER * known, total, share, self.delta / len(share)).any():
+        if trough <= 0.0 or not at_most(_LOWER * bounds, total, share, self.delta / len(share)).any():
             return self
         middles = total / np.maximum(share, 1.0) / trough
-        lowered = np.minimum(known, np.maximum(self._now(), middles))
+        lowered = np.minimum(bounds, np.maximum(self._now(), middles))
         return msgspec.structs.replace(self, bounds=tuple(lowered.tolist()))
 
     def _now(self) -> FloatArray:

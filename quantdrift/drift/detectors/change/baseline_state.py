@@ -52,13 +52,13 @@ def known(state: FloatArray, strata: IntArray, stratum: int) -> tuple[float, flo
     otherwise bet against a finite, fixed baseline as long as the warning lasts.
     """
     share = total = 0.0
-    for place in range(N_BINS):
-        if strata[place] == stratum:
-            share += state[_LIVE + SHARE_AT + place]
-            total += state[_LIVE + TOTAL_AT + place]
+    for bin_ in range(N_BINS):
+        if strata[bin_] == stratum:
+            share += state[_LIVE + SHARE_AT + bin_]
+            total += state[_LIVE + TOTAL_AT + bin_]
             if state[ALERTING] > 0:
-                share += state[_ASIDE + SHARE_AT + place]
-                total += state[_ASIDE + TOTAL_AT + place]
+                share += state[_ASIDE + SHARE_AT + bin_]
+                total += state[_ASIDE + TOTAL_AT + bin_]
     return share, total
 
 
@@ -73,10 +73,10 @@ def learn(state: FloatArray, group: FloatArray) -> None:
     row = _ASIDE if state[ALERTING] > 0 else _LIVE
     state[row + AT] = state[LAST_AT]
     state[row + GROUPS] += 1.0
-    for place in range(N_BINS):
-        if group[place] > 0:
-            state[row + SHARE_AT + place] += group[place]
-            state[row + TOTAL_AT + place] += min(group[N_BINS + place], group[place])
+    for bin_ in range(N_BINS):
+        if group[bin_] > 0:
+            state[row + SHARE_AT + bin_] += group[bin_]
+            state[row + TOTAL_AT + bin_] += min(group[N_BINS + bin_], group[bin_])
 
 
 def opened(state: FloatArray, *, tau: float, delta: float, at_us: float) -> None:
@@ -195,8 +195,8 @@ def snapshot(state: FloatArray, *, at_us: int) -> None:
 def before(state: FloatArray, onset_us: float) -> FloatArray:
     """Return the newest row, (ROW,), that ended before `onset_us`; where there is none, the one from going live."""
     rows = rows_of(state)
-    known = [row for row in rows[DAYS] if EMPTY < row[AT] <= onset_us]
-    newest: FloatArray = max(known, key=lambda row: float(row[AT]), default=rows[BORN])
+    earlier = [row for row in rows[DAYS] if EMPTY < row[AT] <= onset_us]
+    newest: FloatArray = max(earlier, key=lambda row: float(row[AT]), default=rows[BORN])
     return newest.copy()
 
 
@@ -236,15 +236,15 @@ def take_back(state: FloatArray) -> None:
 
 def has_aside(state: FloatArray) -> bool:
     """Return whether `take_back` would change anything: an alert is open, or has set groups aside."""
-    held = state[ALERTING] or rows_of(state)[ASIDE, GROUPS]
-    return bool(state[STAGE] != FIXED and held)
+    alerting_or_aside = state[ALERTING] or rows_of(state)[ASIDE, GROUPS]
+    return bool(state[STAGE] != FIXED and alerting_or_aside)
 
 
 @compiled
 def strata_of(state: FloatArray) -> IntArray:
     """Return the testing stratum of each margin bin, (N_BINS,)."""
-    found = np.zeros(N_BINS, dtype=np.intp)
-    for place in range(N_BINS):
+    strata = np.zeros(N_BINS, dtype=np.intp)
+    for bin_ in range(N_BINS):
         for cut in range(_CUTS, _CUTS + N_STRATA - 1):
-            found[place] += place >= state[cut]
-    return found
+            strata[bin_] += bin_ >= state[cut]
+    return strata

@@ -130,13 +130,13 @@ def weigh(state: FloatArray, weight: FloatArray) -> None:
 
 def weights(states: FloatArray) -> FloatArray:
     """Return the weight of each bet in the evidence, (N, N_BETS); see `weigh`."""
-    found: FloatArray = np.empty((len(states), N_BETS))
-    for state, weight in zip(states, found, strict=True):
+    bet_weights: FloatArray = np.empty((len(states), N_BETS))
+    for state, weight in zip(states, bet_weights, strict=True):
         weigh(state, weight)
-    return found
+    return bet_weights
 
 
 def stratum_of(bet: int) -> int | None:
     """Return the stratum that a bet is on, or None where it is on all of them."""
-    place = bet % HALF - len(COMMON)
-    return place // len(SINGLE) if place >= 0 else None
+    index = bet % HALF - len(COMMON)
+    return index // len(SINGLE) if index >= 0 else None

@@ -214,10 +214,10 @@ class ChangeDetector:
 
     def missings(self, states: FloatArray) -> IntArray:
         """Return how many groups each lacks, (N,)."""
-        found = np.zeros(len(states), dtype=np.intp)
-        for place in np.flatnonzero(states[:, baseline_state.STAGE] == baseline_state.LEARNING).tolist():
-            found[place] = self.missing(states[place])
-        return found
+        missings = np.zeros(len(states), dtype=np.intp)
+        for row in np.flatnonzero(states[:, baseline_state.STAGE] == baseline_state.LEARNING).tolist():
+            missings[row] = self.missing(states[row])
+        return missings
 
     def due_us(self, states: FloatArray) -> FloatArray:
         """Return from when on each has a window to move on, a baseline that may be ready, or one to keep, (N,)."""
@@ -289,11 +289,11 @@ class ChangeDetector:
         n_after = float(state[N] - state[FLOOR_N][bet])
         x_after = float(state[X] - state[FLOOR_X][bet])
         rows = baseline_state.rows_of(state)
-        known = rows[baseline_state.LIVE] + (rows[baseline_state.ASIDE] if state[ALERTING] else 0.0)
+        learned = rows[baseline_state.LIVE] + (rows[baseline_state.ASIDE] if state[ALERTING] else 0.0)
         since = (n_after, x_after) if state[baseline_state.STAGE] != baseline_state.FIXED else (0.0, 0.0)
         n_before, x_before = (
-            known[baseline_state.GROUPS] - since[0],
-            known[baseline_state.TOTAL].sum() - since[1],
+            learned[baseline_state.GROUPS] - since[0],
+            learned[baseline_state.TOTAL].sum() - since[1],
         )
         scale = float(state[SCALE])
         return Onset(
@@ -323,10 +323,11 @@ class ChangeDetector:
         row = baseline_state.rows_of(state)[baseline_state.LIVE]
         if state[baseline_state.STAGE] == baseline_state.LIVING and state[baseline_state.ONSET_AT] >= 0:
             row = baseline_state.before(state, float(state[baseline_state.ONSET_AT]))
-        place = baseline_state.strata_of(state)
+        stratum_of_bin = baseline_state.strata_of(state)
         for stratum_ in range(N_STRATA):
             share, total = (
-                row[part][place == stratum_].sum() for part in (baseline_state.SHARE, baseline_state.TOTAL)
+                row[part][stratum_of_bin == stratum_].sum()
+                for part in (baseline_state.SHARE, baseline_state.TOTAL)
             )
             state[MIRROR_M.start + stratum_] = min(
                 bets.null(total, share, state[baseline_state.TAU]), HIGHEST_M

@@ -81,9 +81,9 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
             if seen[group]:
                 if not _cells(x[group], strata, cells):
                     return False
-                given = header.spend(state, mass[group], at_us[group], 1.0)
+                allowance = header.spend(state, mass[group], at_us[group], 1.0)
                 bets.factors(state, strata, cells, factor)
-                _see(state, factor, cells[1].sum(), given, at_us[group])
+                _see(state, factor, cells[1].sum(), allowance, at_us[group])
                 baseline_state.learn(state, x[group])
                 page = _evidence(state, weight)
                 if asked:
@@ -104,13 +104,13 @@ def _cells(group: FloatArray, strata: IntArray, cells: FloatArray) -> bool:
     """Add a group up by testing stratum, (2, N_STRATA); return whether it is one."""
     cells[:] = 0.0
     whole = 0.0
-    for place in range(N_BINS):
-        share, total = group[place], group[N_BINS + place]
+    for bin_ in range(N_BINS):
+        share, total = group[bin_], group[N_BINS + bin_]
         if share != 0.0:
             if not (share > 0.0 and 0.0 <= total <= share + ROUNDING):
                 return False
-            cells[0, strata[place]] += share
-            cells[1, strata[place]] += min(total, share)
+            cells[0, strata[bin_]] += share
+            cells[1, strata[bin_]] += min(total, share)
             whole += share
     return whole <= 1.0 + ROUNDING
 
@@ -148,9 +148,9 @@ def evidence(state: FloatArray) -> float:
 
 def evidences(states: FloatArray) -> FloatArray:
     """Return the evidence of the page copies of many signals, (N,); 0 for one that still learns."""
-    found = np.zeros(len(states))
-    _evidences(states, found)
-    return found
+    page_evidence = np.zeros(len(states))
+    _evidences(states, page_evidence)
+    return page_evidence
 
 
 @compiled

@@ -256,8 +256,8 @@ class TailDetector:
 
     def evidences(self, states: FloatArray) -> FloatArray:
         """Return the evidence of the page copies, (N,)."""
-        found: FloatArray = states[:, PAGE].sum(axis=1)
-        return found
+        evidence: FloatArray = states[:, PAGE].sum(axis=1)
+        return evidence
 
     def page_mass(self, state: FloatArray) -> float:
         """Return the calendar mass given to the page copy since its reset."""
@@ -267,7 +267,9 @@ class TailDetector:
         """Return the onset, and p99 before and since it, where there are enough groups (300)."""
         since = np.maximum(pooled_histogram.seen(state) - state[FLOOR], 0.0)
         scale = float(state[SCALE])
-        before, after = (quantile.point(one[2:], one[0], SHOWN) for one in (state[FLOOR], since))
+        before, after = (
+            quantile.point(histogram[2:], histogram[0], SHOWN) for histogram in (state[FLOOR], since)
+        )
         return Onset(
             onset_us=int(max(state[FLOOR][1], state[CREATED_AT])),
             before=None if before is None else scale * before,
@@ -288,14 +290,14 @@ class TailDetector:
         """Return a quantile of the recent window, or the mean above it, in the metric's own unit."""
         window = pooled_histogram.recent(state)
         find = quantile.shortfall if shortfall else quantile.quantile
-        found = find(window[2:], window[0], q)
-        return found.scaled(float(state[SCALE])) if found else None
+        estimate = find(window[2:], window[0], q)
+        return estimate.scaled(float(state[SCALE])) if estimate else None
 
     def extrapolated(self, state: FloatArray, q: float) -> float | None:
         """Return a quantile beyond the size of the recent window, extrapolated from the shape of its tail; see `extreme`."""
         window = pooled_histogram.recent(state)
-        found = extreme.extreme_quantile(window[2:], float(window[0]), q)
-        return None if found is None else found * float(state[SCALE])
+        value = extreme.extreme_quantile(window[2:], float(window[0]), q)
+        return None if value is None else value * float(state[SCALE])
 
     def run(self, states: FloatArray, block: ObservationBlock) -> BlockRun:
         """Run signals with `states`, (N, SIZE), over `block`, and return their run."""
@@ -330,7 +332,7 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
         recovery = resolve.recovered(mirror) if asked else math.inf
         for group in range(begin, ends[row]):
             if seen[group]:
-                given = header.spend(state, mass[group], at_us[group], state[LIVE])
+                allowance = header.spend(state, mass[group], at_us[group], state[LIVE])
                 if not pooled_histogram.take(state, x[group]):
                     return False
                 state[N_TOTAL] += 1.0
@@ -338,7 +340,7 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
                 state[W] += 1.0
                 if state[LIVE] > 0:
                     factors(state, x[group], pool, factor)
-                    page = _grow(state, factor, shares, given, page)
+                    page = _grow(state, factor, shares, allowance, page)
                 if state[CUSUM] == 1.0:
                     pooled_histogram.remember(state, at_us[group])
                 if asked:

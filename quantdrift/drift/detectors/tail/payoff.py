@@ -53,20 +53,19 @@ def factors(state: FloatArray, group: FloatArray, pool: FloatArray, factor: Floa
     n = state[_BASE + pooled_histogram.GROUPS] + aside * state[_ASIDE + pooled_histogram.GROUPS]
     bound = state[_BOUND : _BOUND + N_BINS]
     above = 0.0
-    for place in range(N_BINS - 1, -1, -1):
+    for bin_ in range(N_BINS - 1, -1, -1):
         above += (
-            state[_BASE + pooled_histogram.BINS + place]
-            + aside * state[_ASIDE + pooled_histogram.BINS + place]
+            state[_BASE + pooled_histogram.BINS + bin_] + aside * state[_ASIDE + pooled_histogram.BINS + bin_]
         )
-        pool[place] = above
-    for place in range(N_BINS):
-        weight = group[place]
+        pool[bin_] = above
+    for bin_ in range(N_BINS):
+        weight = group[bin_]
         if weight != 0.0:
-            hi = rank.tolerated(pool, n, place, tau, bins)
-            lo = rank.tolerated(pool, n, place + 1, tau, bins)
+            hi = rank.tolerated(pool, n, bin_, tau, bins)
+            lo = rank.tolerated(pool, n, bin_ + 1, tau, bins)
             rank.e_values(factor[:N_LEARNED], weight, hi, lo)
-            hi = rank.tolerated(bound, 1.0, place, tau, bins)
-            lo = rank.tolerated(bound, 1.0, place + 1, tau, bins)
+            hi = rank.tolerated(bound, 1.0, bin_, tau, bins)
+            lo = rank.tolerated(bound, 1.0, bin_ + 1, tau, bins)
             rank.e_values(factor[N_LEARNED:], weight, hi, lo)
     if n < READY_RAREST:
         factor[:_N_RAREST] = 1.0

@@ -143,16 +143,16 @@ def pool(contents: Sequence[TailBaseline]) -> TailBaseline:
         raise OperatorError(
             "no sibling has a baseline to pool: name one that has, or wait until one is complete"
         )
-    counts = np.sum([one.counts for one in contents], axis=0)
-    tau = max(one.tau for one in contents)
+    counts = np.sum([sibling.counts for sibling in contents], axis=0)
+    tau = max(sibling.tau for sibling in contents)
     return TailBaseline(
         counts=tuple(counts.tolist()),
-        n_groups=sum(one.n_groups for one in contents),
-        tau=(1.0 + tau) * _spread([one for one in contents if one.n_groups]) - 1.0,
-        delta=max(one.delta for one in contents),
-        since_us=min(one.since_us for one in contents),
-        until_us=max(one.until_us for one in contents),
-        selected=any(one.selected for one in contents),
+        n_groups=sum(sibling.n_groups for sibling in contents),
+        tau=(1.0 + tau) * _spread([sibling for sibling in contents if sibling.n_groups]) - 1.0,
+        delta=max(sibling.delta for sibling in contents),
+        since_us=min(sibling.since_us for sibling in contents),
+        until_us=max(sibling.until_us for sibling in contents),
+        selected=any(sibling.selected for sibling in contents),
     )
 
 
@@ -160,8 +160,8 @@ def _spread(contents: Sequence[TailBaseline]) -> float:
     """Return 1 plus the least tolerance at which no sibling's share at or above a bin is drift from that of all."""
     if not contents:
         return 1.0
-    above = quantile.survival(np.array([one.counts for one in contents]))[:, :-1]
-    n = np.array([one.n_groups for one in contents], dtype=np.float64)
+    above = quantile.survival(np.array([sibling.counts for sibling in contents]))[:, :-1]
+    n = np.array([sibling.n_groups for sibling in contents], dtype=np.float64)
     together = above.sum(axis=0) / n.sum()
     largest = (above / n[:, None]).max(axis=0)
     comparable = np.flatnonzero(together * n.min() >= TOLD).tolist()
@@ -229,12 +229,12 @@ def take(state: FloatArray, group: FloatArray) -> bool:
     state[row + GROUPS] += 1.0
     state[row + AT] = state[LAST_AT]
     whole = 0.0
-    for place in range(N_BINS):
-        if group[place] != 0.0:
-            if not group[place] > 0.0:
+    for bin_ in range(N_BINS):
+        if group[bin_] != 0.0:
+            if not group[bin_] > 0.0:
                 return False
-            whole += group[place]
-            state[row + BINS + place] += group[place]
+            whole += group[bin_]
+            state[row + BINS + bin_] += group[bin_]
     return abs(whole - 1.0) <= _ROUNDING
 
 
@@ -268,7 +268,7 @@ def lower(state: FloatArray) -> None:
     if swing >= 1.0:
         return
     above, n, up = quantile.survival(state[BASE][2:]), float(state[BASE][0]), 1.0 / (1.0 - swing) - 1.0
-    middles = [rank.tolerated(above, n, place, up, rank.shift(up)) for place in range(N_BINS)]
+    middles = [rank.tolerated(above, n, bin_, up, rank.shift(up)) for bin_ in range(N_BINS)]
     state[BOUND] = np.minimum(state[BOUND], np.maximum(_ceilings(state), middles))
 
 
@@ -311,8 +311,8 @@ def freeze(state: FloatArray) -> None:
 
 def before_onset(state: FloatArray) -> None:
     """Set both snapshots to the newest one from before the onset, or to the groups up to it; in place."""
-    known = next((part for part in (NEWER, OLDER) if state[part][1] <= state[ONSET_AT]), FLOOR)
-    state[NEWER] = state[OLDER] = state[known].copy()
+    snapshot = next((part for part in (NEWER, OLDER) if state[part][1] <= state[ONSET_AT]), FLOOR)
+    state[NEWER] = state[OLDER] = state[snapshot].copy()
 
 
 def go_back(state: FloatArray) -> None:
@@ -338,8 +338,8 @@ def raised(state: FloatArray) -> tuple[int, float]:
         return 0, 0.0
     base = state[BASE] if state[FROZEN] else state[FLOOR]
     before = (quantile.survival(base[2:])[:-1] + 1.0) / (base[0] + 1.0)
-    known, tau = np.minimum(before, state[BOUND]), float(state[TAU])
-    allowed = np.array([rank.tolerated(known, 1.0, place, tau, rank.shift(tau)) for place in range(N_BINS)])
+    shares, tau = np.minimum(before, state[BOUND]), float(state[TAU])
+    allowed = np.array([rank.tolerated(shares, 1.0, bin_, tau, rank.shift(tau)) for bin_ in range(N_BINS)])
     after = np.minimum(quantile.survival(since[2:])[:-1] / since[0], 1.0)
     nats = np.where(after > allowed, since[0] * quantile.divergence(after, allowed), 0.0)
     best = int(np.argmax(nats))

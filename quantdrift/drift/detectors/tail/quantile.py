@@ -152,18 +152,18 @@ def ceilings(counts: FloatArray, n: float, delta: float) -> FloatArray:
     All are valid at once and at all n, except with probability `delta`: see `quantdrift.drift.evidence.bound`.
     """
     above = survival(counts)[:-1]
-    found = upper_bounds(above, np.full(N_BINS, n), delta / N_BINS)
-    found[0] = 1.0
+    bounds = upper_bounds(above, np.full(N_BINS, n), delta / N_BINS)
+    bounds[0] = 1.0
     # Sharing a bisection does not keep the last bits in order; the bounds must not rise.
-    return np.maximum.accumulate(found[::-1])[::-1].copy()
+    return np.maximum.accumulate(bounds[::-1])[::-1].copy()
 
 
 def divergence(mean: FloatArray, p: FloatArray) -> FloatArray:
     """Return kl of two coins with these chances, both (...,), nats; 0 ln 0 is 0."""
     other, rest = 1.0 - mean, np.maximum(1.0 - p, _TINY)
-    one = np.where(mean > 0, mean * np.log(np.where(mean > 0, mean, 1.0) / np.maximum(p, _TINY)), 0.0)
-    two = np.where(other > 0, other * np.log(np.where(other > 0, other, 1.0) / rest), 0.0)
-    return np.asarray(one + two)
+    heads = np.where(mean > 0, mean * np.log(np.where(mean > 0, mean, 1.0) / np.maximum(p, _TINY)), 0.0)
+    tails = np.where(other > 0, other * np.log(np.where(other > 0, other, 1.0) / rest), 0.0)
+    return np.asarray(heads + tails)
 
 
 def _log_mixture(weight: float, n: float, prior: tuple[float, float]) -> float:
@@ -186,10 +186,10 @@ def _shares(above: FloatArray, n: float, alpha: float) -> tuple[FloatArray, Floa
 
     bounds = []
     for outer in (0.0, 1.0):
-        held, out = above / n, np.full_like(above, outer)
+        inner, out = above / n, np.full_like(above, outer)
         for _ in range(_HALVINGS):
-            middle = (held + out) / 2
+            middle = (inner + out) / 2
             good = inside(middle)
-            held, out = np.where(good, middle, held), np.where(good, out, middle)
+            inner, out = np.where(good, middle, inner), np.where(good, out, middle)
         bounds.append(out)
     return bounds[0], bounds[1]
