@@ -35,7 +35,7 @@ def cluster_sums(sample: Sample) -> ClusterSums:
     if not len(sample.value):
         return ClusterSums()
     present = np.bincount(sample.cluster) > 0
-    w, y = (one[present] for one in _of_clusters(sample, int(sample.cluster.max()) + 1))
+    w, y = (sums[present] for sums in _of_clusters(sample, int(sample.cluster.max()) + 1))
     return ClusterSums(
         n=len(w),
         weight=float(w.sum()),

@@ -404,21 +404,21 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     ----------
     Holm (1979), A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6.
     """
-    order = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for rank, (p, place) in enumerate(order):
+    for rank, (p, index) in enumerate(order):
         largest = max(largest, min(1.0, (len(order) - rank) * p))
-        adjusted[place] = largest
+        adjusted[index] = largest
     return adjusted
 
 
 def adjusted(differences: Sequence[Difference | None]) -> list[Difference | None]:
     """Return differences with the p-values that `holm` adjusts, in the same order."""
-    p_values = holm([None if one is None else one.p for one in differences])
+    p_values = holm([None if contrast is None else contrast.p for contrast in differences])
     return [
-        None if one is None else msgspec.structs.replace(one, p_adjusted=p)
-        for one, p in zip(differences, p_values, strict=True)
+        None if contrast is None else msgspec.structs.replace(contrast, p_adjusted=p)
+        for contrast, p in zip(differences, p_values, strict=True)
     ]
 
 

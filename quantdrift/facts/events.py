@@ -281,8 +281,8 @@ class AlertEvent(msgspec.Struct, frozen=True, kw_only=True):
         flat: dict[str, Any] = {}
         for part in (self.slice, self.change, self.evidence, self.aggregate, self.examples):
             flat |= msgspec.to_builtins(part)
-        known = {name: value for name, value in flat.items() if value is not None}
-        return known | self.explanation.attributes()
+        present = {name: value for name, value in flat.items() if value is not None}
+        return present | self.explanation.attributes()
 
     @classmethod
     def read(cls, details: Mapping[str, Any]) -> "AlertEvent":

@@ -261,7 +261,7 @@ def buckets(begin: datetime, end: datetime, width: timedelta, cuts: Iterable[dat
         edges.add(at)
         at += width
     ordered = sorted(edges)
-    return [Window(name=WindowName.BUCKET, begin=one, end=after) for one, after in pairwise(ordered)]
+    return [Window(name=WindowName.BUCKET, begin=edge, end=after) for edge, after in pairwise(ordered)]
 
 
 def changed_share(scope: Scope, counted: Counted, sums: ClusterSums) -> Figure | None:
@@ -442,7 +442,7 @@ def rounded(
     No end touches 0 or a limit that it does not touch, and the number is not at an end where it is not: 0.97 % does not become "1 %"
     beside a limit of 1 %.
     """
-    numbers = [scale * one for one in (estimate.mean, estimate.low, estimate.high) if one is not None]
+    numbers = [scale * value for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
     fixed_limits = [0.0, *(scale * limit for limit in limits)]
     size = next((number for number in numbers if number), 0.0)
     n_decimals = decimals(size, digits)

@@ -274,8 +274,8 @@ def _what_changed(event: AlertEvent) -> str:
     if causes:
         several = "several things: " if len(causes) > 1 else ""
         more = _ONE_CAUSE[causes[0]] if len(causes) == 1 else ""
-        found = f"{several}{', and '.join(_CHANGED[cause] for cause in causes)}"
-        return f"{version}{'; ' if version else ''}{found}.{more}{news}"
+        changed = f"{several}{', and '.join(_CHANGED[cause] for cause in causes)}"
+        return f"{version}{'; ' if version else ''}{changed}.{more}{news}"
     if version:
         return f"{version}.{news}"
     if explanation.cause == DamageCause.UNDECIDED:
