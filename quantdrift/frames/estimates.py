@@ -59,8 +59,8 @@ def estimate(
     names = _listed(by)
     items = _Items(frame, [*names], value=value, clusters=clusters, weight=weight, cap=cap)
     rows = []
-    for group, place in items.groups():
-        sample = items.sample(place)
+    for group, mask in items.groups():
+        sample = items.sample(mask)
         rows.append({**group, **_row(sample, ratio(cluster_sums(sample), cap))})
     return cast("FrameT", items.made(rows, names, ("n", "n_clusters", "mean", "low", "high")))
 
@@ -98,18 +98,18 @@ def difference(
     items = _Items(frame, [*names, column], value=value, clusters=clusters, weight=weight, cap=cap)
     of_side = items.places(column, (old, new))
     rows = []
-    for group, place in items.groups(names):
-        sides = [items.sample(place & side) for side in of_side]
+    for group, mask in items.groups(names):
+        sides = [items.sample(mask & side) for side in of_side]
         sums = [cluster_sums(side) for side in sides]
-        means = [ratio(one, cap) for one in sums]
-        found = compared(
+        means = [ratio(side_sums, cap) for side_sums in sums]
+        contrast = compared(
             sums[0],
             sums[1],
             shared_sums(sides[0], sides[1]),
             cap,
-            flips=items.flips(place, of_side),
+            flips=items.flips(mask, of_side),
         )
-        if means[0] is None or means[1] is None or found is None:
+        if means[0] is None or means[1] is None or contrast is None:
             continue
         rows.append(
             {
@@ -119,10 +119,10 @@ def difference(
                 "n_shared": len(np.intersect1d(sides[0].cluster, sides[1].cluster)),
                 "old": means[0].mean,
                 "new": means[1].mean,
-                "difference": found.mean,
-                "low": found.low,
-                "high": found.high,
-                "p": found.p,
+                "difference": contrast.mean,
+                "low": contrast.low,
+                "high": contrast.high,
+                "p": contrast.p,
             }
         )
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
@@ -189,15 +189,15 @@ class _Items:
             )
             for group in np.unique(codes, axis=1).T
         ]
-        return sorted(groups, key=lambda group: [(one is None, one) for one in group[0].values()])
+        return sorted(groups, key=lambda group: [(value is None, value) for value in group[0].values()])
 
     def places(self, name: str, wanted: Sequence[Any]) -> list[Any]:
         """Return where a column has each of some values."""
         codes, values = self._by[name]
-        for one in wanted:
-            if one not in values:
-                raise ValueError(f"no row has `{one}` in `{name}`: it has {', '.join(map(str, values))}")
-        return [codes == values.index(one) for one in wanted]
+        for value in wanted:
+            if value not in values:
+                raise ValueError(f"no row has `{value}` in `{name}`: it has {', '.join(map(str, values))}")
+        return [codes == values.index(value) for value in wanted]
 
     def sample(self, place: Any) -> Sample:
         """Return the rows at some places that have a value."""
@@ -208,8 +208,8 @@ class _Items:
         if self._flips is None:
             return None
         whole = self._all._replace(value=self._flips)
-        known = ~np.isnan(self._flips) & (whole.weight > 0) & place
-        old, new = (cluster_sums(Sample(*(column[known & side] for column in whole))) for side in sides)
+        counted = ~np.isnan(self._flips) & (whole.weight > 0) & place
+        old, new = (cluster_sums(Sample(*(column[counted & side] for column in whole))) for side in sides)
         return old, new
 
     def made(self, rows: list[dict[str, Any]], by: list[str], names: Sequence[str]) -> Any:
@@ -233,7 +233,7 @@ def _codes(column: Any, *, missing: int | None = None) -> Codes:
     codes, values = _encoded(column)
     if missing is None:
         return codes
-    nothing = [number for number, one in enumerate(values) if one is None or one == ""]
+    nothing = [number for number, value in enumerate(values) if value is None or value == ""]
     return np.where(np.isin(codes, nothing), missing, codes)
 
 

@@ -159,7 +159,7 @@ def _row_groups(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
     batches = list[pa.RecordBatch]()
     for batch in reader:
         batches.append(batch)
-        if sum(len(one) for one in batches) >= _ROW_GROUP:
+        if sum(len(record_batch) for record_batch in batches) >= _ROW_GROUP:
             yield pa.Table.from_batches(batches, reader.schema)
             batches.clear()
     if batches:

@@ -160,13 +160,13 @@ class Tables(Generic[FrameT]):
         conditions = [
             f"model = $1 and captured_at >= $2 and captured_at < $3 and ($5 = '' or candidate_version = $5) and slice in ({named})"
         ]
-        for one in not_in:
-            if isinstance(one, tuple):
-                parameters += [_zoned(one[0], zone), _zoned(one[1], zone)]
+        for left_out in not_in:
+            if isinstance(left_out, tuple):
+                parameters += [_zoned(left_out[0], zone), _zoned(left_out[1], zone)]
                 first = len(parameters) - 1
                 conditions.append(f"not (captured_at >= ${first} and captured_at < ${first + 1})")
             else:
-                conditions.append(f"{local}::date <> {_literal(f'{one:%Y-%m-%d}')}::date")
+                conditions.append(f"{local}::date <> {_literal(f'{left_out:%Y-%m-%d}')}::date")
         items = self._connection.table(
             f"select candidate_version, slice, date_trunc('{step}', {local})::date as day, {value}, weight, group_key, exchange_id"  # noqa: S608 -- numbers, quoted dates and constants
             f" from item where {' and '.join(conditions)}",

@@ -79,8 +79,8 @@ def _known(values: ArrayLike, weights: ArrayLike) -> tuple[NDArray[np.float64], 
         )
     if np.isnan(w).any() or (w < 0).any():
         raise ValueError("a weight is missing or negative")
-    known = ~np.isnan(x)
-    return x[known], w[known]
+    has_value = ~np.isnan(x)
+    return x[has_value], w[has_value]
 
 
 def floats(column: Any) -> NDArray[np.float64]:
@@ -91,5 +91,5 @@ def floats(column: Any) -> NDArray[np.float64]:
         column = column.to_numpy(dtype=np.float64, na_value=np.nan)
     elif hasattr(column, "to_numpy"):
         column = column.to_numpy()
-    found: NDArray[np.float64] = np.asarray(column, dtype=np.float64)
-    return found
+    numbers: NDArray[np.float64] = np.asarray(column, dtype=np.float64)
+    return numbers
