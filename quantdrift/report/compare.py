@@ -219,18 +219,28 @@ def _require(version: Version, is_compared: bool) -> None:  # noqa: FBT001 - a c
 async def _candidates(reader: Reader, model: str, version: str) -> list[Version]:
     """Return the versions of a model, the newest first; of one name, where one is asked for."""
     versions = await reader.versions()
-    models = sorted({one.model for one in versions})
+    models = sorted({candidate.model for candidate in versions})
     if model not in models and (model or len(models) != 1):
         raise OperatorError(
             f"no version of a model `{model}` is known: {nearest(model, models)}"
             if model
             else f"several models are known: give --model, one of {', '.join(models)}"
         )
-    wanted = [one for one in versions if model in {"", one.model} and version in {"", one.candidate_version}]
+    wanted = [
+        candidate
+        for candidate in versions
+        if model in {"", candidate.model} and version in {"", candidate.candidate_version}
+    ]
     if not wanted:
-        names = list(dict.fromkeys(one.candidate_version for one in versions if model in {"", one.model}))
+        names = list(
+            dict.fromkeys(
+                candidate.candidate_version for candidate in versions if model in {"", candidate.model}
+            )
+        )
         raise OperatorError(f"no version `{version}` is known: {nearest(version, names)}")
-    return sorted(wanted, key=lambda one: (bool(one.reference_digest), one.id), reverse=True)
+    return sorted(
+        wanted, key=lambda candidate: (bool(candidate.reference_digest), candidate.id), reverse=True
+    )
 
 
 def find(versions: Sequence[Version], *, old: str, new: str, model: str = "") -> tuple[Version, Version]:
@@ -249,15 +259,21 @@ def find(versions: Sequence[Version], *, old: str, new: str, model: str = "") ->
         newest[version.model, version.candidate_version] = version
     wanted = [model] if model else models
     for option, name in (("--from", old), ("--to", new)):
-        if not any((one, name) in newest for one in wanted):
-            known = sorted((key for key in newest if key[0] in wanted), key=lambda key: -newest[key].id)
-            listed = ", ".join(" ".join(key) if len(wanted) > 1 else key[1] for key in known[:_NAMED])
-            more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+        if not any((model_name, name) in newest for model_name in wanted):
+            known_versions = sorted(
+                (key for key in newest if key[0] in wanted), key=lambda key: -newest[key].id
+            )
+            listed = ", ".join(
+                " ".join(key) if len(wanted) > 1 else key[1] for key in known_versions[:_NAMED]
+            )
+            more = f" and {len(known_versions) - _NAMED} more" if len(known_versions) > _NAMED else ""
             of = f" of {wanted[0]}" if len(wanted) == 1 else ""
             raise OperatorError(
                 f"{option}: no version `{name}`{of} is known. Known versions, newest first: {listed or 'none'}{more}"
             )
-    both = [one for one in wanted if (one, old) in newest and (one, new) in newest]
+    both = [
+        model_name for model_name in wanted if (model_name, old) in newest and (model_name, new) in newest
+    ]
     if not both:
         raise OperatorError(
             f"no model has both versions, `{old}` and `{new}`: give two versions of one model"
@@ -332,10 +348,10 @@ async def _compare_sides(
             raise OperatorError(
                 f"nothing of {version.model} {version.candidate_version} was compared in the time that is asked about ({side.label})"
             )
-    known = {name.predicate: name for name in [*names[old.version.model], *names[new.version.model]]}
+    by_predicate = {name.predicate: name for name in [*names[old.version.model], *names[new.version.model]]}
     cap = max(config.budget(side.version.model).cap for side in (old, new))
     has_same_unit = task_of(config, old.version.model) is task_of(config, new.version.model)
-    entries = _entries(known, of_old, of_new, cap, has_same_unit=has_same_unit)
+    entries = _entries(by_predicate, of_old, of_new, cap, has_same_unit=has_same_unit)
     aggregate = next((entry for entry in entries if entry.predicate == EVERYTHING), None)
     comparison = VersionComparison(
         model=old.version.model,
@@ -344,8 +360,8 @@ async def _compare_sides(
         new=_version(new, aggregate.new if aggregate else None),
         aggregate=aggregate,
         slices=tuple(sorted((entry for entry in entries if entry.predicate != EVERYTHING), key=_order)),
-        only_old=_names(known, of_old, of_new),
-        only_new=_names(known, of_new, of_old),
+        only_old=_names(by_predicate, of_old, of_new),
+        only_new=_names(by_predicate, of_new, of_old),
         warning=_warning(old.version, new.version),
         not_in=tuple(Gap(begin=begin, end=end) for begin, end in not_in),
     )
@@ -416,9 +432,9 @@ async def _read_sides(
         )
         of_old, of_new = (
             {
-                of_model[one.slice_id].predicate: _of_clusters(config, side, of_model[one.slice_id], one, cap)
-                for one in pair
-                if one.version_id == side.version.id
+                of_model[row.slice_id].predicate: _of_clusters(config, side, of_model[row.slice_id], row, cap)
+                for row in pair
+                if row.version_id == side.version.id
             }
             for side, cap in zip((old, new), caps, strict=True)
         )

@@ -241,9 +241,9 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
         speed=speed(
             facts.times.get(version.id),
             [
-                one
-                for one in facts.items
-                if (one.model, one.version) == (version.model, version.candidate_version)
+                times
+                for times in facts.items
+                if (times.model, times.version) == (version.model, version.candidate_version)
             ],
             config.budget(version.model).latency_p99_s,
             facts.learned_s.get(version.id),

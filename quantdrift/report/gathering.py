@@ -285,12 +285,12 @@ async def _people(
     reader: Reader, facts: Facts, seen: Mapping[int, SeenVersion], period: Period
 ) -> dict[Key, Figure]:
     """Return how many people got a changed answer on the last day of each version with data, by version and slice."""
-    found: dict[Key, Figure] = {}
+    affected: dict[Key, Figure] = {}
     for version_id in {version_id for version_id, _ in facts.totals}:
         if version_id in seen:
             of_slices = await people_affected(reader.connection, seen[version_id], period.end)
-            found |= {(version_id, slice_id): people for slice_id, people in (of_slices or {}).items()}
-    return found
+            affected |= {(version_id, slice_id): people for slice_id, people in (of_slices or {}).items()}
+    return affected
 
 
 def _whole(period: Period, extent: Extent, how: Resolution) -> Window:
@@ -349,7 +349,7 @@ async def _comparisons(
         for version in versions
         if version.reference_digest and period.begin <= version.first_seen_at < period.end
     ]
-    found = []
+    comparisons = []
     for new in released[-MOST_COMPARISONS:]:
         before = [
             old
@@ -363,20 +363,24 @@ async def _comparisons(
         spans = await reader.versions_read.spans(ids, length, period.end)
         old = next((version for version in reversed(before) if version.id in spans), None)
         if old is not None and new.id in spans:
-            found.append(
+            comparisons.append(
                 await compare_pair(reader, config, old, new, spans=spans, within=Sides(end=period.end))
             )
-    return tuple(found)
+    return tuple(comparisons)
 
 
 async def _labels(reader: Reader, period: Period, versions: Sequence[Version]) -> tuple[LabelFigures, ...]:
     """Read what true labels say of each version, the newest version first."""
     ids = [version.id for version in versions]
-    found = await outcomes(reader.connection, ids, period.begin, period.end)
+    label_outcomes = await outcomes(reader.connection, ids, period.begin, period.end)
     return tuple(
         LabelFigures(model=version.model, version=version.candidate_version, slices=slices)
         for version in reversed(versions)
-        if (slices := worst_first([one for one in found if one.model_version_id == version.id]))
+        if (
+            slices := worst_first(
+                [outcome for outcome in label_outcomes if outcome.model_version_id == version.id]
+            )
+        )
     )
 
 

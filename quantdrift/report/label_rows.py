@@ -191,20 +191,20 @@ def _cells(
     }
     if key_column not in names and _KEY in names:
         of[_KEY] = _KEY
-    place = {what: names.index(column) for what, column in of.items() if column in names}
+    index_of = {what: names.index(column) for what, column in of.items() if column in names}
     listed = ", ".join(plain(column) for column in names[:20])
-    if _KEY not in place:
+    if _KEY not in index_of:
         raise OperatorError(
             f"{name} has no column `{key_column}` or `key`: it has {listed}. Name it with --key-column (over HTTP key_column)"
         )
-    if LABEL not in place and not all(side in place for side in _SIDES):
+    if LABEL not in index_of and not all(side in index_of for side in _SIDES):
         raise OperatorError(
             f"{name} has neither a column `{label_column}` nor both {' and '.join(_SIDES)}: it has {listed}. Name it with"
             " --label-column (over HTTP label_column)"
         )
     for line in lines:
         if len(line) == len(names):
-            yield {what: _text(line[index]) for what, index in place.items()}
+            yield {what: _text(line[index]) for what, index in index_of.items()}
         elif line:
             yield {}
 

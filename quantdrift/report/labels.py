@@ -59,11 +59,14 @@ class LabelledSlice(msgspec.Struct, frozen=True, kw_only=True):
 
 def worst_first(outcomes: Sequence[Outcome]) -> tuple[LabelledSlice, ...]:
     """Return the slices of one version, those with the clearest loss of accuracy first."""
-    slices = [one for outcome in outcomes if (one := labelled(outcome)) is not None]
+    slices = [slice_ for outcome in outcomes if (slice_ := labelled(outcome)) is not None]
     return tuple(
         sorted(
             slices,
-            key=lambda one: (-(one.loss.low if one.loss.low is not None else one.loss.mean - 1), one.slice),
+            key=lambda slice_: (
+                -(slice_.loss.low if slice_.loss.low is not None else slice_.loss.mean - 1),
+                slice_.slice,
+            ),
         )
     )
 
