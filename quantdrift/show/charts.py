@@ -139,7 +139,7 @@ def line(
                 cx, cy = _percent(along(run[0].at)), y(run[0].mean)
                 parts.append(f'<circle class="{kind} dot" cx="{cx}" cy="{cy}" r="3"/>')
     parts.append(frame(framed, height))
-    for kind, value, place, anchor in (
+    for kind, value, text_x, anchor in (
         ("budget", budget, "100%", "end"),
         ("baseline", baseline, "4", "start"),
     ):
@@ -147,7 +147,7 @@ def line(
             continue
         parts.append(
             f'<line class="{kind}" x1="0" x2="100%" y1="{y(value)}" y2="{y(value)}"/>'
-            f'<text class="{kind}-text" x="{place}" y="{y(value) - 4}" text-anchor="{anchor}">{kind}</text>'
+            f'<text class="{kind}-text" x="{text_x}" y="{y(value) - 4}" text-anchor="{anchor}">{kind}</text>'
         )
     parts.append(_marks([mark for mark in marks if begin <= mark.at <= end], along, floor))
     return _svg(parts, title, height)
@@ -172,10 +172,10 @@ def _pair(first: Sequence[float], second: Sequence[float], ticks: Sequence[_Labe
     step, floor = 1 / max(len(first), len(second), 1), 130
     parts = grid_lines(levels, lambda level: round(floor - (floor - 8) * level / levels[-1], 1), percent)
     for which, shares in enumerate(groups):
-        for place, share in enumerate(shares):
+        for bin_, share in enumerate(shares):
             height = round((floor - 8) * share / levels[-1], 1)
             parts.append(
-                f'<rect class="{("before", "after")[which]}" x="{_percent(step * (place + 0.08 + 0.42 * which))}"'
+                f'<rect class="{("before", "after")[which]}" x="{_percent(step * (bin_ + 0.08 + 0.42 * which))}"'
                 f' y="{floor - height:.1f}" width="{_percent(0.4 * step)}" height="{height}"/>'
             )
     parts.append(_texts(ticks, "tick", floor + 20))
@@ -223,7 +223,7 @@ def strip(
             )
         cell = run
     drawn = "".join(
-        f'<path class="{_CLASSES[which]}" d="{"".join(found)}"/>' for which, found in paths.items()
+        f'<path class="{_CLASSES[which]}" d="{"".join(pieces)}"/>' for which, pieces in paths.items()
     )
     return Markup(  # noqa: S704 - numbers and names of our own
         f'<svg class="strip" viewBox="0 0 {n} {_STRIP}" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'

@@ -35,7 +35,7 @@ def environment(surface: str) -> jinja2.Environment:
     """Return the templates of `page` or `report`, with the components of both."""
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(
-            [jinja2.PackageLoader(PACKAGE, place) for place in (f"{surface}/templates", "templates")]
+            [jinja2.PackageLoader(PACKAGE, folder) for folder in (f"{surface}/templates", "templates")]
         ),
         autoescape=True,
         undefined=jinja2.StrictUndefined,

@@ -73,8 +73,8 @@ def draw(path: Path, lanes: Sequence[Lane], begin: datetime, end: datetime) -> N
         The file cannot be written.
     """
     parts, top = [], 2 * _TITLE
-    for place, (kind, text) in enumerate(_LEGEND):
-        parts.append(f'<text class="{kind}" x="{charts.LEFT + 200 * place}" y="16">{text}</text>')
+    for index, (kind, text) in enumerate(_LEGEND):
+        parts.append(f'<text class="{kind}" x="{charts.LEFT + 200 * index}" y="16">{text}</text>')
     for lane in lanes:
         parts.append(
             f'<text x="{charts.LEFT}" y="{top}">{escape(lane.title)}</text><svg class="lane" x="{charts.LEFT}" y="{top + 6}"'

@@ -102,9 +102,9 @@ class Access:
             if name:
                 return Person(name=name)
         if self._token:
-            kind, _, given = headers.get("Authorization", "").partition(" ")
-            if kind.lower() == "bearer" and given:
-                return self._by_token(given.strip(), peer)
+            kind, _, token = headers.get("Authorization", "").partition(" ")
+            if kind.lower() == "bearer" and token:
+                return self._by_token(token.strip(), peer)
             return self._by_cookie(cookie)
         return None if self._web.identity_header else Person()
 
@@ -148,11 +148,11 @@ class Access:
         name, _, until = body.partition(".")
         now = self._clock.now()
         person = Person(name=base64.urlsafe_b64decode(name).decode())
-        known = any(
+        is_caller = any(
             caller.name == person.name and (caller.until is None or now < caller.until)
             for caller in self._callers()
         )
-        return person if known and datetime.fromtimestamp(int(until), UTC) > now else None
+        return person if is_caller and datetime.fromtimestamp(int(until), UTC) > now else None
 
     def _callers(self) -> tuple[Caller, ...]:
         """Return the callers that the file names now, so that a removed line ends the sessions of its person."""

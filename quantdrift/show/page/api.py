@@ -76,9 +76,9 @@ class _Reader:
         query = request.query
         for name in query:
             if name not in self._known:
-                known = ", ".join(sorted(self._known))
+                listed = ", ".join(sorted(self._known))
                 raise ProblemError(
-                    "unknown_parameter", f"`{name[:60]}` is no parameter of this table: {known}"
+                    "unknown_parameter", f"`{name[:60]}` is no parameter of this table: {listed}"
                 )
             if len(query.getall(name)) > 1:
                 raise ProblemError("repeated_parameter", f"`{name}` stands twice")

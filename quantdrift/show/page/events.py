@@ -32,11 +32,11 @@ class Feed:
             self._task = asyncio.create_task(self._read())
         self.n_followers += 1
         try:
-            known = ""
+            sent = ""
             while True:
-                state = await self._next(known)
+                state = await self._next(sent)
                 yield state
-                known = state or known
+                sent = state or sent
         finally:
             self.n_followers -= 1
             if not self.n_followers and self._task is not None:

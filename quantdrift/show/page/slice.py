@@ -191,9 +191,12 @@ def _replaced(version: present.VersionNow, versions: Sequence[present.VersionNow
         return ""
     after = version.seen_at or version.replaced_at
     serving = [
-        one.version
-        for one in versions
-        if one.model == version.model and one.replaced_at is None and one.seen_at and one.seen_at > after
+        other.version
+        for other in versions
+        if other.model == version.model
+        and other.replaced_at is None
+        and other.seen_at
+        and other.seen_at > after
     ]
     return plain(serves_no_more(version.version, version.seen_at, list(dict.fromkeys(serving))))
 

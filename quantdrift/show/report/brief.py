@@ -28,7 +28,7 @@ def briefs(
     models: Sequence[ModelFigures], episodes: Sequence[EpisodeFigures], gathered: Gathered
 ) -> tuple[Brief, ...]:
     """Return one brief for each model, the worst first; the version with the newest comparison serves now."""
-    found = []
+    model_briefs = []
     for name in dict.fromkeys(model.model for model in models):
         own = [model for model in models if model.model == name]
         serving = gathered.serving.get(name)
@@ -38,7 +38,7 @@ def briefs(
         open_alerts = [
             entry for entry in alerts if entry.version == current.version and entry.resolved_at is None
         ]
-        found.append(
+        model_briefs.append(
             Brief(
                 model=name,
                 version=current.version,
@@ -53,7 +53,7 @@ def briefs(
                 ),
             )
         )
-    return tuple(sorted(found, key=lambda brief: (RANK[brief.status], brief.model)))
+    return tuple(sorted(model_briefs, key=lambda brief: (RANK[brief.status], brief.model)))
 
 
 def _now(model: ModelFigures) -> Verdict:
@@ -114,9 +114,9 @@ def _lines(
     model: ModelFigures, episodes: Sequence[EpisodeFigures], gathered: Gathered
 ) -> tuple[BriefLine, ...]:
     marks = [mark for mark in gathered.marks if mark.model in {"", model.model}]
-    comparisons = [one for one in gathered.comparisons if one.model == model.model]
+    comparisons = [figures for figures in gathered.comparisons if figures.model == model.model]
     key = model.model, model.version
-    labels = next((one for one in gathered.labels if (one.model, one.version) == key), None)
+    labels = next((figures for figures in gathered.labels if (figures.model, figures.version) == key), None)
     bad, whole = list(map(_share, _alerting(model))), model.aggregate
     entries = [entry for entry in (whole, *model.slices) if entry is not None]
     is_listed = whole is None or whole.verdict in ALERTS
@@ -150,8 +150,8 @@ def _lines(
 
 def _incidents(incidents: Sequence[Incident], episodes: Sequence[EpisodeFigures]) -> tuple[str, ...]:
     """Return one line for each incident, and for each alert that no incident has and no alert explains."""
-    texts = [headline(one) for one in incidents]
-    covered = {alert for one in incidents for alert in one.alerts}
+    texts = [headline(incident) for incident in incidents]
+    covered = {alert for incident in incidents for alert in incident.alerts}
     alone = [entry for entry in episodes if entry.alert_id not in covered and not entry.folded]
     return (*(f"{text[0].upper()}{text[1:]}" for text in texts), *map(_alert_line, alone))
 

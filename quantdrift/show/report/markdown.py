@@ -79,7 +79,7 @@ def _alerts(figures: ReportFigures) -> list[str]:
                 f"{episode.model} {episode.version}, opened {moment(episode.opened_at)}, {state}."
                 f" {SINCE}: {episode.since} Size: {_size(episode)}."
             ),
-            *(_text(one) for one in episode.findings),
+            *(_text(finding) for finding in episode.findings),
             *(
                 "\n".join([f"**{title}**", "", *(f"{n}. {_text(step)}" for n, step in enumerate(steps, 1))])
                 for title, steps in (
@@ -102,13 +102,15 @@ def _size(episode: EpisodeFigures) -> str:
 
 def _releases(figures: ReportFigures, most_table: int) -> list[str]:
     parts: list[str] = []
-    for one in figures.comparisons:
-        entries = [entry for entry in (one.aggregate, *one.slices[:most_table]) if entry is not None]
+    for comparison in figures.comparisons:
+        entries = [
+            entry for entry in (comparison.aggregate, *comparison.slices[:most_table]) if entry is not None
+        ]
         parts += [
-            f"## Release: {_text(one.model)} {_text(one.new.version)}",
-            _text(one.sentence + (f" Careful: {one.warning}." if one.warning else "")),
+            f"## Release: {_text(comparison.model)} {_text(comparison.new.version)}",
+            _text(comparison.sentence + (f" Careful: {comparison.warning}." if comparison.warning else "")),
             _table(
-                ("slice", "change", one.old.version, one.new.version, "difference, points"),
+                ("slice", "change", comparison.old.version, comparison.new.version, "difference, points"),
                 (
                     (
                         entry.name,
@@ -126,10 +128,10 @@ def _releases(figures: ReportFigures, most_table: int) -> list[str]:
 
 def _labels(figures: ReportFigures, most_table: int) -> list[str]:
     parts: list[str] = []
-    for one in figures.labels:
+    for labels in figures.labels:
         parts += [
-            f"## True labels: {_text(one.model)} {_text(one.version)}",
-            _text(one.sentence),
+            f"## True labels: {_text(labels.model)} {_text(labels.version)}",
+            _text(labels.sentence),
             _table(
                 (
                     "slice",
@@ -150,7 +152,7 @@ def _labels(figures: ReportFigures, most_table: int) -> list[str]:
                         points(entry.both_wrong),
                         entry.counted,
                     )
-                    for entry in one.slices[:most_table]
+                    for entry in labels.slices[:most_table]
                 ),
             ),
         ]
