@@ -99,7 +99,7 @@ async def test_each_role_can_do_its_work(
     try:
         async with shadow.copies("tumour") as copies:
             await sidecar.publish_exchange("tumour", "e1", SECRET)
-            assert await copies.next(10.0) == SECRET
+            assert await copies.next(60.0) == SECRET
         await sidecar.publish_tally("pod", "boot", 1, b"{}")
         assert await are_tallies_read(monitor) is False
         unread = await monitor.consumer("tally", ack_wait_s=10.0)
