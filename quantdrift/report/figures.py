@@ -479,8 +479,8 @@ class Brief(_Figures, frozen=True, kw_only=True):
         Whether the model is still good enough, in one sentence.
     incidents
         One line for each incident of the period, of every version.
-    replaced
-        One sentence for each version that served in the period and no longer does.
+    others
+        One sentence for each other version of the period; its question has the version, and whether it serves.
     """
 
     model: str
@@ -489,7 +489,7 @@ class Brief(_Figures, frozen=True, kw_only=True):
     answer: str
     lines: tuple[BriefLine, ...]
     incidents: tuple[str, ...] = ()
-    replaced: tuple[BriefLine, ...] = ()
+    others: tuple[BriefLine, ...] = ()
 
 
 class LabelFigures(_Figures, frozen=True, kw_only=True):
@@ -577,9 +577,9 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
         return "Nothing was compared in this period: health is unknown, not good."
 
     def headlines(self) -> list[str]:
-        """Return the answer on each model, its incidents and its replaced versions; without a version, the sentence of `silence`."""
+        """Return the answer on each model, its incidents and its other versions; without a version, the sentence of `silence`."""
         lines = []
         for brief in self.briefs:
             lines += [brief.answer, *(f"Incident: {line}" for line in brief.incidents)]
-            lines += [f"{brief.model} {line.question}, replaced: {line.answer}" for line in brief.replaced]
+            lines += [f"{brief.model} {line.question}: {line.answer}" for line in brief.others]
         return lines or [self.silence()]

@@ -533,7 +533,7 @@ async def test_the_first_screen_answers_for_the_version_that_serves_now(
     assert f"is worse than {OLD}" in said["What changed"]
     assert "baseline accept slice 3" in said["What changed"]
     assert said["What to do"].startswith("The owner of digits, for scanner=archive: ")
-    assert [line.question for line in brief.replaced] == [OLD]
+    assert [line.question for line in brief.others] == [f"{OLD} ({figures.models[-1].serving.words})"]
     assert [mark.kind for mark in figures.marks] == ["release", "release", "decision"]
     assert [one.new.version for one in figures.comparisons] == [NEW]
     text = (tmp_path / "report.md").read_text(encoding="utf-8")

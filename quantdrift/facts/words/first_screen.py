@@ -253,8 +253,8 @@ def owners(steps: Sequence[tuple[str, str, str]], *, n_unknown: int) -> str:
     return "Nothing."
 
 
-def replaced(share: Estimate | None, drifted: Sequence[str]) -> str:
-    """Return what is left to say of a version that does not serve any more: how much changed, and where it drifted."""
+def other(share: Estimate | None, drifted: Sequence[str]) -> str:
+    """Return what is left to say of a version beside the one that was seen last: how much changed, and where it drifted."""
     if share is None:
         return "nothing of it was compared in this period."
     where = f"; it drifted in {listed(drifted, MOST)}" if drifted else ""

@@ -46,7 +46,7 @@ def happened(kind: str, subject: str, old: str | None = None, new: str | None = 
     """
     noun, _, verb = kind.partition(" ")
     if noun == "alert" and verb in ACTIONS:
-        return f"{subject} {ACTIONS[verb]}"
+        return f"note on {subject}" if verb == "note" else f"{subject} {ACTIONS[verb]}"
     metric = METRICS.get(subject.partition(" ")[0])
     if noun == "baseline" and metric:
         return f"{kind}: {metric}"
@@ -54,6 +54,7 @@ def happened(kind: str, subject: str, old: str | None = None, new: str | None = 
     texts = {
         "release": released(subject),
         "onset": ONSET,
+        "gate": f"{subject} ended",
         "alert": f"{subject} opened",
         "budget": f"budget {option}: {old or 'default'} to {new or 'default'}",
     }

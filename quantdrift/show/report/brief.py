@@ -34,7 +34,7 @@ def briefs(
         serving = gathered.serving.get(name)
         current = max(own, key=lambda model: (model.version_id == serving, model.version_id))
         alerts = [entry for entry in episodes if entry.model == name]
-        replaced = [model for model in own if model is not current and not model.version.endswith(UNVERIFIED)]
+        others = [model for model in own if model is not current and not model.version.endswith(UNVERIFIED)]
         open_alerts = [
             entry for entry in alerts if entry.version == current.version and entry.resolved_at is None
         ]
@@ -48,8 +48,11 @@ def briefs(
                     [incident for incident in gathered.incidents if incident.model == name], alerts
                 ),
                 lines=_lines(current, alerts, gathered),
-                replaced=tuple(
-                    BriefLine(question=model.version, answer=_replaced(model, alerts)) for model in replaced
+                others=tuple(
+                    BriefLine(
+                        question=f"{model.version} ({model.serving.words})", answer=_other(model, alerts)
+                    )
+                    for model in others
                 ),
             )
         )
@@ -192,11 +195,11 @@ def _changed(marks: Sequence[Mark], comparisons: Sequence[VersionComparison]) ->
     return text + newest
 
 
-def _replaced(model: ModelFigures, episodes: Sequence[EpisodeFigures]) -> str:
+def _other(model: ModelFigures, episodes: Sequence[EpisodeFigures]) -> str:
     bad = [
         name_of(entry.slice, entry.predicate)
         for entry in episodes
         if entry.version == model.version and not entry.folded
     ]
     share = None if model.aggregate is None else model.aggregate.flip
-    return first_screen.replaced(share, list(dict.fromkeys(bad)))
+    return first_screen.other(share, list(dict.fromkeys(bad)))

@@ -37,10 +37,10 @@ def render_markdown(title: str, figures: ReportFigures, *, most_table: int) -> s
         parts += [
             "\n".join([*incidents, *(f"- **{line.question}**: {_text(line.answer)}" for line in brief.lines)])
         ]
-        if brief.replaced:
+        if brief.others:
             parts += [
-                "Served before, no longer now:",
-                "\n".join(f"- **{_text(line.question)}**: {_text(line.answer)}" for line in brief.replaced),
+                "Other versions:",
+                "\n".join(f"- **{_text(line.question)}**: {_text(line.answer)}" for line in brief.others),
             ]
     if not figures.briefs:
         parts.append(f"**{figures.silence()}**")
