@@ -15,7 +15,7 @@ _LAYERS: Final = (
     ("facts",),
     ("core",),
 )
-# Name, what it is, and the words of which a file or folder of it has one in its name.
+# Name, what it is, and words: a file belongs to it if one of them is in its name, or in that of its folder.
 _FEATURES: Final = (
     ("Relay", "The proxy on the serving path, which observes what it forwards.", "relay handoff"),
     ("Other ways in", "Taps, loggers, Envoy, and programs that send what they served.", "intake tap callers"),
@@ -69,9 +69,9 @@ def features_markdown() -> str:
     """
     modules = [_Module(path) for path in _paths()]
     if lost := [
-        one.shown
-        for one in modules
-        if not one.words & {word for *_, words in _FEATURES for word in words.split()}
+        module.shown
+        for module in modules
+        if not module.words & {word for *_, words in _FEATURES for word in words.split()}
     ]:
         raise ValueError(f"no feature of docs/features.py has {', '.join(lost)}")
     lines = [
@@ -84,7 +84,9 @@ def features_markdown() -> str:
     for name, what, words in _FEATURES:
         own = [module for module in modules if module.words & {*words.split()}]
         lines += ["", f"## {name}", "", what, "", "| file | what it is |", "|---|---|"]
-        lines += [f"| [`{one.shown}`](../../{one.shown}) | {one.sentence} |" for one in _in_order(own)]
+        lines += [
+            f"| [`{module.shown}`](../../{module.shown}) | {module.sentence} |" for module in _in_order(own)
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -110,9 +112,9 @@ class _Module:
 
 
 def _paths() -> Iterator[Path]:
-    known = {name for names in _LAYERS for name in names}
+    folders = {name for names in _LAYERS for name in names}
     for folder in sorted((ROOT / "quantdrift").iterdir()):
-        if folder.name in known:
+        if folder.name in folders:
             for path in sorted(folder.resolve().rglob("*.py")):
                 if path.stat().st_size and not path.name.endswith("_pb2.py") and path.name != "__init__.py":
                     yield folder / path.relative_to(folder.resolve())
@@ -120,12 +122,16 @@ def _paths() -> Iterator[Path]:
 
 def _in_order(modules: Sequence[_Module]) -> list[_Module]:
     """Return them layer by layer; in a layer, those that nobody else imports first."""
-    left, ordered = sorted(modules, key=lambda one: (one.layer, one.shown)), list[_Module]()
+    left, ordered = sorted(modules, key=lambda module: (module.layer, module.shown)), list[_Module]()
     while left:
         layer = left[0].layer
-        here = [one for one in left if one.layer == layer]
+        here = [module for module in left if module.layer == layer]
         first = next(
-            (one for one in here if not any(one.name in other.imports for other in here if other is not one)),
+            (
+                module
+                for module in here
+                if not any(module.name in other.imports for other in here if other is not module)
+            ),
             here[0],
         )
         ordered.append(first)

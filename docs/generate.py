@@ -173,7 +173,10 @@ def _collect(value: Any, shown: dict[str, Any]) -> None:
 def _stub(value: Any) -> list[str]:
     """Return the fields, members or methods of a class."""
     if issubclass(value, Enum):
-        return [f"class {value.__name__}(Enum):", *(f"    {one.name} = {one.value!r}" for one in value)]
+        return [
+            f"class {value.__name__}(Enum):",
+            *(f"    {member.name} = {member.value!r}" for member in value),
+        ]
     bases = [base.__name__ for base in value.__bases__ if base not in {object, Generic}]
     lines = [f"class {value.__name__}({', '.join(bases)}):" if bases else f"class {value.__name__}:"]
     if issubclass(value, msgspec.Struct):
