@@ -11,8 +11,12 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config, Model, Web
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.http_port import LIMITS, HttpPort, Limits
+from quantdrift.show.page.server import page_port
+from quantdrift.storage.database import Database
 from tests.support.sidecar.relay_process import free_port, sidecar
 
 pytestmark = pytest.mark.integration
@@ -212,6 +216,41 @@ async def test_a_new_connection_takes_the_place_of_the_one_that_waits_longest() 
         assert await answer(refused) == (0, b"")
         served.go_on.set()
         assert [await answer(one) for one in (busy, newer, last)] == [(200, b"waited")] * 3
+
+
+async def test_a_body_without_an_end_has_its_time() -> None:
+    """A caller who holds back the last byte is disconnected, though the handler still reads."""
+    async with serving(body_s=0.1) as served:
+        reader, _ = await served.peer(post("/echo", b"a", 1000))
+        async with asyncio.timeout(DEADLINE_S):
+            assert await reader.read() == b""
+        reader, writer = await served.peer(post("/echo", b"a", 2))
+        writer.write(b"b")
+        assert await answer(reader) == (200, b"ab")
+
+
+async def test_unfinished_logins_keep_no_probe_from_the_page() -> None:
+    """Whoever sends the form of a login without its end gives way to the next caller, however many there are."""
+    secrets = Secrets(web_token="a token of thirty-two characters")
+    config = Config(models=(Model(name="digits"),), web=Web(listen="127.0.0.1:0"))
+    head = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
+    form = head + b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 1000\r\n\r\na"
+    async with (
+        Database("postgresql://nobody@127.0.0.1/none") as database,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        page = page_port(config, secrets, database)
+        port = await page.open(("127.0.0.1", 0))
+        stack.push_async_callback(page.close)
+        for _ in range(N_CALLERS):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+            writer.write(form)
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+            writer.write(GET.replace(b"Host: a", b"Host: 127.0.0.1"))
+            assert await answer(reader) == (200, b"ok\n")
 
 
 async def test_heads_are_bounded_together() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -18,10 +19,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from quantdrift.cli.run.setup import configuration, keys
+from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.nats_server import find_program
+from quantdrift.core.records import Loss, ModelCount, StratumCount, Tally
 from quantdrift.core.sampling.pause import KEY as PAUSE
 from quantdrift.core.sampling.rates import POLICY_VALID_S
 from quantdrift.core.stream.backlog import are_tallies_read, read_backlog, read_waiting
@@ -30,6 +33,7 @@ from quantdrift.core.stream.exemplars import kept_exemplars
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.stream.rights import NatsRole, inbox
 from quantdrift.core.stream.search import search_stream, wait_for_workers
+from quantdrift.core.stream.tallies import read_tally
 from quantdrift.release.diagnose.exemplars import waiting
 from tests.support import custom_resources
 from tests.support.commands import invoked, started
@@ -237,6 +241,87 @@ async def test_a_sidecars_key_is_bound_to_its_models_by_the_command(
             await queue.close()
 
 
+@pytest.mark.parametrize("stream", [("--model", "tumour", "--model", "a.b,words")], indirect=True)
+async def test_a_forged_tally_of_another_teams_model_counts_for_ones_own_alone(
+    stream: Stream, tmp_path: Path
+) -> None:
+    """With a bound key no subject but that of its models is open, and what the counts say of other models, or of none, is not theirs."""
+    boot = "f" * 32
+    lost = ModelCount(taken=500, lost={Loss.HELD_BYTES: 500})
+    forged = Tally(
+        source="pod-of-team-faces",
+        boot=boot,
+        sequence=1,
+        at=datetime.now(UTC),
+        strata=(
+            StratumCount(
+                stratum="named",
+                offered=500,
+                taken=500,
+                thinned=0,
+                published=0,
+                models={"faces": lost, "tumour": lost},
+            ),
+            StratumCount(
+                stratum="nameless",
+                offered=500,
+                taken=500,
+                thinned=0,
+                published=0,
+                lost={Loss.HELD_BYTES: 500},
+            ),
+        ),
+        blind_connections=0,
+    )
+    own = msgspec.structs.replace(stream, credentials_file=str(tmp_path / "nats-keys/sidecar-tumour.nk"))
+    sidecar = await Queue.connect(own, client_name="test", role=NatsRole.SIDECAR)
+    shadow = await Queue.connect(of(stream, NatsRole.SHADOW, tmp_path), client_name="s", role=NatsRole.SHADOW)
+    try:
+        client = await sidecar.live()
+        for subject in (
+            "pod.boot",
+            "faces.pod.boot",
+            "a%2Eb+words.pod.boot",
+            "tumour.pod.boot.x",
+            "tumour+words.pod.boot",
+        ):
+            assert await _answer(client, f"{stream.name}.tally.{subject}", encode(forged)) is None, subject
+        await sidecar.publish_tally(forged.source, boot, 1, encode(forged))
+        consumer = await shadow.consumer("tally", ack_wait_s=10.0)
+        (delivery,) = await consumer.fetch(1, max_bytes=1 << 20, timeout_s=10.0)
+    finally:
+        await sidecar.close()
+        await shadow.close()
+    named, nameless = read_tally(delivery.data, delivery.subject).strata
+    assert named.models == {"tumour": lost}
+    assert nameless.models == {"tumour": ModelCount(taken=0, configured=True)}
+
+
+@pytest.mark.parametrize("stream", [("--model", "tumour")], indirect=True)
+async def test_a_tally_under_the_rights_of_the_release_before_is_stored(
+    stream: Stream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where `setup nats` was not run again, NATS does not say what a key may do: the tally is bound to no model, without a warning."""
+    caplog.set_level(logging.WARNING)
+    users = (tmp_path / "nats.conf").read_text()
+    older = users.replace('"$SYS.REQ.USER.INFO", ', "").replace("tally.tumour.*.*", "tally.>")
+    assert older != users
+    own = msgspec.structs.replace(stream, credentials_file=str(tmp_path / "nats-keys/sidecar-tumour.nk"))
+    (tmp_path / "older").mkdir()
+    async with server_with(older[older.index("users: [") : older.rindex("}")], tmp_path / "older") as address:
+        admin = await Queue.connect(
+            msgspec.structs.replace(of(stream, NatsRole.ADMIN, tmp_path), url=address), client_name="a"
+        )
+        await admin.ensure()
+        await admin.close()
+        sidecar = await Queue.connect(
+            msgspec.structs.replace(own, url=address), client_name="test", role=NatsRole.SIDECAR
+        )
+        await sidecar.publish_tally("pod", "boot", 1, b"{}")
+        await sidecar.close()
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -245,6 +330,7 @@ async def test_a_sidecars_key_is_bound_to_its_models_by_the_command(
         (("--sidecar", "../a=digits"), "write NAME=MODEL"),
         (("--sidecar", "a=digits,"), "write the name of a model"),
         (("--sidecar", "digits=words", "--model", "digits"), "two keys would have one name"),
+        (("--sidecar", "a=" + ",".join(f"m{n}" for n in range(600))), "make several keys"),
     ],
 )
 def test_a_key_that_cannot_be_is_refused(tmp_path: Path, words: tuple[str, ...], told: str) -> None:

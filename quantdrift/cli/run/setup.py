@@ -19,7 +19,7 @@ from quantdrift.core.data_directory import SUFFIX
 from quantdrift.core.errors import OperatorError, os_error_text
 from quantdrift.core.process.admin import INSTANCE
 from quantdrift.core.process.nats_server import make_encryption
-from quantdrift.core.stream.config import subject_token
+from quantdrift.core.stream.config import model_set, subject_token
 from quantdrift.core.stream.rights import PURPOSES, NatsRole, Rights, rights
 from quantdrift.core.text import plain
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SEED_BYTES = 32
+_MOST_MODELS: Final = 2000  # characters; NATS reads 4,096 of a subject and what goes with it
 
 
 @click.group()
@@ -103,6 +104,12 @@ def nats(
     bound = [*(_of_models(written) for written in models), *(_of_name(written) for written in named)]
     if len({name for name, _ in bound}) < len(bound):
         raise OperatorError("two keys would have one name: give each --model and each name of --sidecar once")
+    for own, of_key in bound:
+        if len(model_set(of_key)) > _MOST_MODELS:
+            raise OperatorError(
+                f"sidecar-{own}{SUFFIX}: the names of its models have more than {_MOST_MODELS} characters together, and NATS takes no"
+                " longer subject: make several keys"
+            )
     roles = [role for role in NatsRole if role is not NatsRole.SIDECAR or not bound]
     users = _users(config.stream.name, keys(directory, roles)) + _sidecars(
         config.stream.name, directory, bound

@@ -27,7 +27,7 @@ class Limits(NamedTuple):
     Parameters
     ----------
     connections
-        Open connections. One more closes the one that has waited longest without a complete request; if all have a
+        Open connections. One more closes the one that has waited longest without a complete request, head and body; if all have a
         request in progress, the new one is closed. The limit is above the number that the event loop accepts in one
         turn, so that no connection is closed before it was read.
     head_bytes
@@ -37,6 +37,8 @@ class Limits(NamedTuple):
         closed.
     head_s
         Time from the first byte of a head, or from the start of a connection, to the end of the head.
+    body_s
+        Time from the end of a head to the end of its body: of 8 MiB of labels, too.
     idle_s
         Time from an answer to the next request. It is above the time after which common clients close a connection.
     """
@@ -45,6 +47,7 @@ class Limits(NamedTuple):
     head_bytes: int = 16 * 1024
     heads_bytes: int = 4 * 1024 * 1024
     head_s: float = 10.0
+    body_s: float = 30.0
     idle_s: float = 120.0
 
 
@@ -253,14 +256,18 @@ class _Connection(asyncio.Protocol):
         self._n_unread = 0
         if self._transport is None:
             return
-        self._usage.work(self)
-        self._stop_timer()
+        if content.is_eof():
+            self._usage.work(self)
+            self._stop_timer()
+        else:
+            self._usage.wait(self)
+            self._expect(self._limits.body_s)
         if self._held and not content.is_eof():
             data = bytes(self._held)
             self._held.clear()
             self._settle(self._n_taken - len(data))
             self._transport.resume_reading()
-            self._handler.data_received(data)
+            self._pass_on(data)
 
     def end(self) -> None:
         """Record that a request has its answer, which may not be sent yet."""
@@ -291,6 +298,14 @@ class _Connection(asyncio.Protocol):
                 self._transport.close()  # the answer is still sent; the timer continues
                 return
         self._handler.data_received(data)
+        if (
+            self._has_request
+            and self._content is not None
+            and self._content.is_eof()
+            and self._transport is not None
+        ):
+            self._usage.work(self)
+            self._stop_timer()
 
     def _read(self) -> None:
         """Give aiohttp the buffered head if it is complete."""

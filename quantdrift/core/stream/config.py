@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
@@ -57,6 +58,16 @@ def subject_token(name: str) -> str:
 def model_of(token: str) -> str:
     """Return the name that `subject_token` encoded."""
     return "" if token == _NAMELESS else unquote(token)
+
+
+def model_set(models: Iterable[str]) -> str:
+    """Return a set of models as one token of a subject."""
+    return "+".join(sorted(map(subject_token, models)))
+
+
+def models_of(token: str) -> frozenset[str]:
+    """Return the names that `model_set` encoded."""
+    return frozenset(map(model_of, token.split("+")))
 
 
 def exchange_stream(stream: Stream) -> StreamConfig:

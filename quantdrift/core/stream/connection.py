@@ -45,7 +45,7 @@ from quantdrift.core.stream.errors import StreamFullError, TooLargeError, in_wor
 from quantdrift.core.stream.nats_client import NatsClient, PlaintextError
 from quantdrift.core.stream.numbering import HEADER, Numbered
 from quantdrift.core.stream.publish import Acknowledged
-from quantdrift.core.stream.rights import NatsRole, inbox
+from quantdrift.core.stream.rights import OWN_RIGHTS, NatsRole, bound_models, inbox
 from quantdrift.core.tls import Tls
 
 _DURABLE = "shadow"
@@ -211,6 +211,7 @@ _HEADER_BYTES = 512  # headers count towards the payload limit
 _LEAST_KEPT_S = 86_400.0
 _DENIED = "permissions violation"
 _SEED = b"SU"
+_RIGHTS_S = 2.0
 
 SLICE_HEADER = "Quantdrift-Slice"
 """Header of an exemplar with the name of its slice, percent-encoded."""
@@ -253,6 +254,7 @@ class Queue:
         self._back = asyncio.Event()
         self._set_on_connect: set[asyncio.Event] = set()
         self._acknowledged: Acknowledged | None = None
+        self._bound: str | None = None
 
     @classmethod
     async def connect(
@@ -370,9 +372,34 @@ class Queue:
         await self._publish(subject, f"{exchange_id}-{kind}-{token}", wire, more)
 
     async def publish_tally(self, source: str, boot: str, sequence: int, wire: bytes) -> None:
-        """Store a tally, which replaces the last one of the same boot. Errors as for an exchange."""
-        subject = f"{self._stream.name}.tally.{subject_token(source)}.{subject_token(boot)}"
-        await self._publish(subject, f"{source}-{boot}-{sequence}", wire)
+        """Store a tally, which replaces the last one of the same boot. Errors as for an exchange.
+
+        Its subject has the models to which NATS binds this key: readers believe it of no other model.
+        """
+        token = f"{subject_token(source)}.{subject_token(boot)}"
+        bound = await self._bound_models()
+        subject = (
+            f"{self._stream.name}.tally.{bound}.{token}" if bound else f"{self._stream.name}.tally.{token}"
+        )
+        try:
+            await self._publish(subject, f"{source}-{boot}-{sequence}", wire)
+        except RetryError:
+            self._bound = None  # the rights may have changed
+            raise
+
+    async def _bound_models(self) -> str:
+        """Return the models of this key's tallies, as in their subject; empty: of all, or NATS does not say."""
+        if self._bound is None:
+            client = await self.live()
+            try:
+                answer = await client.request(OWN_RIGHTS, b"", timeout=_RIGHTS_S)
+            except (
+                nats.errors.Error
+            ):  # rights of the release before, or a server that does not know the question
+                self._bound = ""
+            else:
+                self._bound = bound_models(self._stream.name, answer.data)
+        return self._bound
 
     async def consumer(self, kind: Kind, *, ack_wait_s: float, model: str | None = None) -> Consumer:
         """Return the pull consumer that all shadow workers share; it is created if missing.
@@ -561,6 +588,8 @@ class Queue:
     def _worth_a_warning(self, client: Client, problem: Exception) -> str:
         """Return what a person must hear of a problem on the connection; empty: nothing."""
         if _DENIED in str(problem).lower():
+            if OWN_RIGHTS.lower() in str(problem).lower():
+                return ""  # rights that an earlier release printed: a tally is then bound to no model
             return f"refuses: {in_words(problem)}; `quantdrift setup nats` prints the rights of each role"
         is_lost = self._client is client  # not the first attempt, whose error the caller gets
         is_final = isinstance(problem, (ssl.SSLError, PlaintextError, OperatorError)) or is_refusal(problem)

@@ -1,6 +1,6 @@
 """The rights that each role needs at NATS.
 
-With these rights a stolen key of a sidecar can publish exchanges and tallies and read the sampling policy. It cannot read,
+With these rights a stolen key of a sidecar can publish exchanges and tallies of its models and read the sampling policy. It cannot read,
 delete or redirect what other sidecars captured: that needs a consumer of the stream, or the inbox of a shadow worker. JetStream
 lets whoever may create or update a stream copy any other stream of the account into it. So only the shadow, which reads the
 exchanges anyway, and the administrator may do that.
@@ -12,9 +12,11 @@ from typing import Final
 
 import msgspec
 
-from quantdrift.core.stream.config import copies, subject_token
+from quantdrift.core.stream.config import copies, model_set, subject_token
 
 _API = "$JS.API"
+OWN_RIGHTS: Final = "$SYS.REQ.USER.INFO"
+"""The subject at which NATS tells each user its own rights."""
 
 
 class NatsRole(StrEnum):
@@ -57,7 +59,7 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
     name
         `stream.name`.
     models
-        Of a sidecar: the models whose exchanges it may publish; empty: all.
+        Of a sidecar: the models on which it may report; empty: all.
     """
     exchanges, tallies, exemplar = name, f"{name}-tally", f"{name}-exemplar"
     policy, pause = f"KV_{name}-policy", f"KV_{name}-pause"
@@ -66,10 +68,11 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
     buckets = (f"$KV.{name}-policy.>", f"$KV.{name}-pause.>")
     own = (f"{inbox(name, role)}.>",)
     exchanges_of = [f"{name}.exchange.{subject_token(model)}" for model in models] or [f"{name}.exchange.>"]
+    tallies_of = f"{name}.tally.{model_set(models)}.*.*" if models else f"{name}.tally.>"
     match role:
         case NatsRole.SIDECAR:
             return Rights(
-                publish=(*exchanges_of, f"{name}.tally.>", *read_buckets),
+                publish=(*exchanges_of, tallies_of, OWN_RIGHTS, *read_buckets),
                 subscribe=(*own, *buckets),
             )
         case NatsRole.SHADOW:
@@ -109,6 +112,39 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
             )
         case NatsRole.ADMIN:
             return Rights(publish=(f"{_API}.>",), subscribe=own)
+
+
+def bound_models(name: str, answer: bytes) -> str:
+    """Return the set of models to which a sidecar's key is bound, as in a subject; empty: to none.
+
+    Parameters
+    ----------
+    answer
+        What NATS says at `OWN_RIGHTS`.
+    """
+    try:
+        allowed = msgspec.json.decode(answer, type=_Answer).data.permissions.publish.allow
+    except msgspec.DecodeError:
+        return ""
+    start, end = f"{name}.tally.", ".*.*"
+    bound = (subject for subject in allowed if subject.startswith(start) and subject.endswith(end))
+    return next(bound, "").removeprefix(start).removesuffix(end)
+
+
+class _Subjects(msgspec.Struct, frozen=True):
+    allow: tuple[str, ...] = ()
+
+
+class _Permissions(msgspec.Struct, frozen=True):
+    publish: _Subjects = _Subjects()
+
+
+class _User(msgspec.Struct, frozen=True):
+    permissions: _Permissions = _Permissions()
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    data: _User = _User()
 
 
 def _reading(stream: str) -> tuple[str, ...]:

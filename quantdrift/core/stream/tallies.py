@@ -1,6 +1,7 @@
 """Tallies as they come from their stream."""
 
 import re
+from collections.abc import Sequence
 from datetime import UTC
 from typing import Final
 
@@ -9,14 +10,16 @@ import msgspec
 from quantdrift.core.codec import decode_tally
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.process_state import read_state
-from quantdrift.core.records import StratumCount, Tally
-from quantdrift.core.stream.config import subject_token
+from quantdrift.core.records import ModelCount, StratumCount, Tally
+from quantdrift.core.stream.config import models_of, subject_token
 from quantdrift.core.text import plain
 
 _MOST: Final = 1 << 53  # the database's counts have room for the sum of a thousand of them
 _MOST_STRATA: Final = 1024
 _MOST_ROWS: Final = 1 << 14  # a sidecar counts in 4,096 rows, and some names that are not configured
 _LONGEST_NAME: Final = 1024
+_BOUND_TOKENS: Final = 5  # NAME.tally.MODELS.SOURCE.BOOT
+_NONE: Final = ModelCount(taken=0)
 _BOOT: Final = re.compile(r"[0-9a-f]{32}", re.IGNORECASE)
 
 
@@ -26,7 +29,8 @@ def read_tally(wire: bytes, subject: str = "") -> Tally:
     Parameters
     ----------
     subject
-        The subject it was published to; empty: it did not come through a stream.
+        The subject it was published to; empty: it did not come through a stream. If it has models, the key that NATS let publish
+        there may report on these alone: what the tally has of others is left out, and what it has of none counts for these.
 
     Raises
     ------
@@ -42,7 +46,11 @@ def read_tally(wire: bytes, subject: str = "") -> Tally:
     if subject and subject.split(".")[-2:] != [subject_token(tally.source), subject_token(tally.boot)]:
         raise QuarantineError(QuarantineReason.SUBJECT, "it says another sidecar than its subject")
     _check(tally)
+    tokens = subject.split(".")
     strata = tuple(_clean_stratum(stratum) for stratum in tally.strata)
+    if len(tokens) == _BOUND_TOKENS:
+        models = sorted(map(plain, models_of(tokens[2])))
+        strata = tuple(_only(stratum, models) for stratum in strata)
     return msgspec.structs.replace(
         tally,
         at=tally.at.astimezone(UTC),
@@ -92,6 +100,13 @@ def _check(tally: Tally) -> None:
 def _clean_stratum(stratum: StratumCount) -> StratumCount:
     models = {plain(name): model for name, model in stratum.models.items()}
     return msgspec.structs.replace(stratum, stratum=plain(stratum.stratum), models=models)
+
+
+def _only(stratum: StratumCount, models: Sequence[str]) -> StratumCount:
+    rows = {model: stratum.models[model] for model in models if model in stratum.models}
+    if not any(row.taken or row.lost or row.configured for row in rows.values()):
+        rows = {model: msgspec.structs.replace(rows.get(model, _NONE), configured=True) for model in models}
+    return msgspec.structs.replace(stratum, models=rows)
 
 
 def _decode(detail: str) -> QuarantineError:
