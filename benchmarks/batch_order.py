@@ -15,7 +15,7 @@ from benchmarks.race import OPERATING_POINT, Shipped, known, learned
 from quantdrift.core.config.schema import Monitor, Shadow
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.shadow.pipeline.batcher import Batcher
-from quantdrift.storage.monitor.reading_order import ReadingOrder, Stretch, closed_up
+from quantdrift.storage.fold.reading_order import ReadingOrder, Stretch, closed_up
 
 BOUND: Final = 0.25  # P(evidence of 4 n within n groups)
 BATCH: Final = Shadow().batch_items

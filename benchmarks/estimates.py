@@ -36,7 +36,7 @@ from quantdrift.drift.evidence.observations import FloatArray, ObservationBlock
 from quantdrift.drift.evidence.window import RECENT_GROUPS
 from quantdrift.drift.explain.overlap import Items, explaining
 from quantdrift.monitor.fold.inclusion import Rates
-from quantdrift.storage.monitor.rows import Catalog, SliceRow
+from quantdrift.storage.fold_rows import Catalog, SliceRow
 
 Figures = dict[str, float | int | str | None]
 SEED = 45

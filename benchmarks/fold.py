@@ -38,7 +38,7 @@ from quantdrift.drift.evidence.state import dump_state
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import budget_of, cap_of
 from quantdrift.monitor.service import BATCHES_AT_ONCE
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     BatchRows,
     Catalog,
     ComparisonRow,

@@ -20,7 +20,7 @@ from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import Columns, Observation, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.monitor.fold.sessions import Sessions
-from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow
+from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow
 
 SESSION_S: Final = Monitor().session_s
 _STARTS_S: Final = 60.0  # from one user to the next: some thirty at a time

@@ -21,7 +21,7 @@ from benchmarks.result import Goal, finish
 from quantdrift.drift.dependence import BLOCK, LOOK
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.monitor.session_search import evidence_after
-from quantdrift.storage.monitor.undeclared_sessions import ExchangeOutcome, SessionEvidence
+from quantdrift.storage.fold.undeclared_sessions import ExchangeOutcome, SessionEvidence
 
 N_EXCHANGES = 2000
 AT_ONCE = (1, 3, 10)

@@ -12,7 +12,7 @@ from benchmarks.pools import KL_CAP, Pool, Quality, quality
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
 from quantdrift.core.slices import SliceAssigner, SliceKey
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     BatchRows,
     Catalog,
     ComparisonRow,

@@ -25,7 +25,7 @@ from quantdrift.core.codec import decode_exchange, decode_exemplar
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.rows import ComparisonRow
+from quantdrift.storage.fold_rows import ComparisonRow
 from quantdrift.storage.schema.partitions import partition_days, partition_name
 from quantdrift.storage.schema.tables import Base
 

@@ -27,7 +27,7 @@ from quantdrift.core.telemetry import (
 )
 from quantdrift.facts.incidents import Mitigation
 from quantdrift.facts.status import ALERTS, LEVEL, SERVES, Serving
-from quantdrift.storage.monitor.rows import Catalog, FloorRow, VerdictRow
+from quantdrift.storage.fold_rows import Catalog, FloorRow, VerdictRow
 
 _MITIGATIONS: Final[Mapping[Mitigation | None, float]] = MappingProxyType(
     {Mitigation.ROUTED: 1.0, Mitigation.REPORTED: 2.0}

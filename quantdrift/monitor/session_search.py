@@ -32,10 +32,8 @@ from quantdrift.drift.dependence import (
 )
 from quantdrift.facts.words.verdict import looks_like_sessions
 from quantdrift.storage.database import Database
-from quantdrift.storage.leader import Fence, unfenced
-from quantdrift.storage.monitor.read import read_catalog
-from quantdrift.storage.monitor.rows import Catalog
-from quantdrift.storage.monitor.undeclared_sessions import (
+from quantdrift.storage.fold.read import read_catalog
+from quantdrift.storage.fold.undeclared_sessions import (
     ExchangeOutcome,
     SessionEvidence,
     exchanges_between,
@@ -43,6 +41,8 @@ from quantdrift.storage.monitor.undeclared_sessions import (
     session_evidence,
     write_session_evidence,
 )
+from quantdrift.storage.fold_rows import Catalog
+from quantdrift.storage.leader import Fence, unfenced
 
 EVERY_S: Final = 60.0
 _MOST_READ: Final = 20_000  # exchanges in a turn; of more, the rest is not tested

@@ -13,9 +13,9 @@ from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Predicate
 from quantdrift.facts.status import Serving
 from quantdrift.storage.figures import last_day, versions
+from quantdrift.storage.fold.read import detector_row
+from quantdrift.storage.fold_rows import DetectorRow
 from quantdrift.storage.monitor.alerts import AlertFact, find_alert
-from quantdrift.storage.monitor.read import detector_row
-from quantdrift.storage.monitor.rows import DetectorRow
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.serving import servings
 

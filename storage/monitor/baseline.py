@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.storage.audit import Action, add
-from quantdrift.storage.monitor.read import comparison_row
-from quantdrift.storage.monitor.rows import ComparisonRow, Source
+from quantdrift.storage.fold.read import comparison_row
+from quantdrift.storage.fold_rows import ComparisonRow, Source
 from quantdrift.storage.schema.tables import Baseline
 
 _VERSIONS: Final = text("""

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Side
-from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, from_us, to_us
+from quantdrift.storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, from_us, to_us
 from quantdrift.storage.schema import tables
 
 _NOISE: Final = text("""

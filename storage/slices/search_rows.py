@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Policy, Predicate
 from quantdrift.core.slices import time_attributes
-from quantdrift.storage.monitor.rows import ComparisonRow, to_us
+from quantdrift.storage.fold_rows import ComparisonRow, to_us
 
 _SHARES: Final = 1 << 20
 _AT_ONCE: Final = 1000

@@ -27,7 +27,7 @@ from quantdrift.facts.explanation import Explanation
 from quantdrift.facts.words.text import AlertText
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.report.figures import ReportFigures
-from quantdrift.storage.monitor.rows import ComparisonRow, SessionRow
+from quantdrift.storage.fold_rows import ComparisonRow, SessionRow
 
 pytestmark = pytest.mark.contract
 

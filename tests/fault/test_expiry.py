@@ -25,7 +25,7 @@ from quantdrift.core.stream.consume import Delivery
 from quantdrift.core.stream.tallies import read_tally
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import refold, resume
+from quantdrift.storage.fold.read import refold, resume
 from quantdrift.storage.report.coverage import Coverage
 from quantdrift.storage.shadow.expiries import count_expired, note_numbers
 from quantdrift.storage.shadow.writer import Writer

@@ -13,7 +13,7 @@ from quantdrift.drift.watch import Phase
 from quantdrift.monitor.fold.loss import LossCounts
 from quantdrift.monitor.fold.verdict import SliceStatus, judge
 from quantdrift.sidecar.state.counters import Count, Gauge, Row
-from quantdrift.storage.monitor.rows import TallyRow
+from quantdrift.storage.fold_rows import TallyRow
 from tests.support.sidecar.relay_rig import Bench, answer, end, on_both_loops, post, rig
 
 pytestmark = pytest.mark.fault

@@ -11,9 +11,9 @@ from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.audit import Action, add
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.circumstances import read_circumstances
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.write import write
+from quantdrift.storage.fold.circumstances import read_circumstances
+from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.write import write
 from tests.support.monitor.fold_stream import CONFIG, FAINT_ID, batches, store_batch, store_catalog
 from tests.support.monitor.folds import quiet
 

@@ -12,8 +12,8 @@ from sqlalchemy import event
 import quantdrift.storage.monitor.examples
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold.write import write
+from quantdrift.storage.fold_rows import (
     BatchRows,
     ComparisonRow,
     Episode,
@@ -21,7 +21,7 @@ from quantdrift.storage.monitor.rows import (
     Position,
     TransitionRow,
 )
-from quantdrift.storage.monitor.write import write
+from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
 from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.fold_stream import (
     ALL_ID,

@@ -11,9 +11,9 @@ from sqlalchemy import text
 from quantdrift.core.errors import RetryError
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.rows import BatchRows, TallyRow
-from quantdrift.storage.monitor.write import write
+from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.write import write
+from quantdrift.storage.fold_rows import BatchRows, TallyRow
 from tests.support.monitor.fold_stream import (
     BEGIN,
     BEGIN_US,

@@ -11,10 +11,10 @@ from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.commands.usage import usage
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.history import History
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.rows import BatchRows
-from quantdrift.storage.monitor.write import write
+from quantdrift.storage.fold.history import History
+from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.write import write
+from quantdrift.storage.fold_rows import BatchRows
 from tests.support.monitor.fold_stream import BEGIN, CATALOG, CONFIG, batches, store_batch, store_catalog
 
 pytestmark = pytest.mark.integration

@@ -34,8 +34,8 @@ from quantdrift.core.records import (
 from quantdrift.core.stream.connection import Queue
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.write import write
+from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.write import write
 from quantdrift.storage.shadow.writer import Writer
 from tests.support.commands import invoked
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE

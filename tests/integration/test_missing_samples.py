@@ -27,9 +27,9 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.show.page.server import page_port
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.shares import read_share_hours
-from quantdrift.storage.monitor.write import write
+from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.shares import read_share_hours
+from quantdrift.storage.fold.write import write
 from quantdrift.storage.shadow.writer import Writer
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 

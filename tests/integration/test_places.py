@@ -17,8 +17,8 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import SliceAssigner, ValueRules
 from quantdrift.monitor.places import PlaceKeeper
 from quantdrift.storage.database import Database
+from quantdrift.storage.fold.read import claim, resume
 from quantdrift.storage.locks import try_lock
-from quantdrift.storage.monitor.read import claim, resume
 from quantdrift.storage.schema.partitions import ensure_partitions
 from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER, SHADOW
 from quantdrift.storage.shadow.rows import (

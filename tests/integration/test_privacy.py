@@ -23,9 +23,9 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.sidecar.capture.attributes import every_hash
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.rows import ComparisonRow
-from quantdrift.storage.monitor.write import write
+from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.write import write
+from quantdrift.storage.fold_rows import ComparisonRow
 from quantdrift.storage.privacy import (
     CLOSED,
     OF_AN_EXCHANGE,

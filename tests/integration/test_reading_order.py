@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import claim, refold
-from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Outcome, Position, to_us
-from quantdrift.storage.monitor.write import write
+from quantdrift.storage.fold.read import claim, refold
+from quantdrift.storage.fold.write import write
+from quantdrift.storage.fold_rows import BatchRows, ComparisonRow, Outcome, Position, to_us
 from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US, batches, store_batch, store_catalog
 
 pytestmark = pytest.mark.integration

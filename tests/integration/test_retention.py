@@ -12,8 +12,8 @@ import quantdrift.storage.admin.retention
 from quantdrift.core.config.schema import Storage
 from quantdrift.storage.admin.retention import ENDS, Maintenance, maintain
 from quantdrift.storage.database import Database
+from quantdrift.storage.fold.read import resume
 from quantdrift.storage.monitor.baseline import baselines
-from quantdrift.storage.monitor.read import resume
 from quantdrift.storage.schema.partitions import ensure_partitions, partition_days
 from quantdrift.storage.schema.tables import Base
 

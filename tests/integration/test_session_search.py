@@ -14,8 +14,8 @@ from quantdrift.core.process.run import Stop
 from quantdrift.drift.dependence import LOOK, MOST_KEYS
 from quantdrift.monitor.session_search import SessionSearch, evidence_after
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import load_catalog
-from quantdrift.storage.monitor.undeclared_sessions import ExchangeOutcome
+from quantdrift.storage.fold.read import load_catalog
+from quantdrift.storage.fold.undeclared_sessions import ExchangeOutcome
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.discovered_traffic import NOW, write_version
 

@@ -23,9 +23,9 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
+from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.write import write
 from quantdrift.storage.leader import Leadership
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.write import write
 from quantdrift.storage.schema.revision import check_schema
 from quantdrift.storage.schema.roles import (
     MONITOR,

@@ -17,8 +17,8 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.write import write
+from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.write import write
 from quantdrift.storage.shadow.writer import Writer
 from tests.support.shadow.task_examples import NAMES, answers, judge_of, made, prepared
 

@@ -30,7 +30,7 @@ from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.fold.read import claim, load_catalog, resume
 from tests.support.monitor.monitor_processes import connected, until
 from tests.support.shadow.onnx_models import exchange_of
 

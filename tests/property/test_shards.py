@@ -11,8 +11,8 @@ from quantdrift.drift.detectors.tail.quantile import quantile, shortfall, tail_b
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.monitor.fold.groups import Columns, Observation
 from quantdrift.monitor.fold.rollup import Rollup
-from quantdrift.storage.monitor.rows import ComparisonRow, RollupRow
-from quantdrift.storage.monitor.write import LARGEST
+from quantdrift.storage.fold.write import LARGEST
+from quantdrift.storage.fold_rows import ComparisonRow, RollupRow
 from tests.support.monitor.change_streams import baseline_of, observed
 
 pytestmark = pytest.mark.property

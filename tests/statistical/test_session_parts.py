@@ -18,7 +18,7 @@ from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.drift.evidence.observations import BoolArray
 from quantdrift.monitor.fold.groups import SIGNALS
 from quantdrift.monitor.fold.inclusion import Rates, SliceRates
-from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow
+from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow
 from tests.support.monitor.plain_groups import keeps_part, shown
 
 pytestmark = pytest.mark.statistical

@@ -13,7 +13,7 @@ from quantdrift.facts.events import AlertExamples, event_of
 from quantdrift.facts.explanation import Explanation
 from quantdrift.facts.words.alert import reason_of, text_of
 from quantdrift.monitor.fold.alert_event import transition_row
-from quantdrift.storage.monitor.rows import Episode, TransitionRow
+from quantdrift.storage.fold_rows import Episode, TransitionRow
 from tests.support.monitor.alert_cases import alert, event_with
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
 from tests.support.monitor.tail_streams import STRETCHED, given, last, learned

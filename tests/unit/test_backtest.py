@@ -14,8 +14,8 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.planning.alerts import Match
 from quantdrift.monitor.planning.backtest import Backtest, Findings, accepted
 from quantdrift.monitor.planning.backtest_report import build_report
-from quantdrift.storage.monitor.history import HistoryExtent, StoredTransition
-from quantdrift.storage.monitor.rows import BatchRows, Position, Snapshot
+from quantdrift.storage.fold.history import HistoryExtent, StoredTransition
+from quantdrift.storage.fold_rows import BatchRows, Position, Snapshot
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN,

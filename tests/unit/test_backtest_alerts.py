@@ -6,8 +6,8 @@ import pytest
 
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.planning.alerts import Alert, Match, alerts, pair
-from quantdrift.storage.monitor.history import StoredTransition
-from quantdrift.storage.monitor.rows import from_us
+from quantdrift.storage.fold.history import StoredTransition
+from quantdrift.storage.fold_rows import from_us
 from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US
 

@@ -12,7 +12,7 @@ from quantdrift.drift.discovery.items import Gathering, Items
 from quantdrift.drift.discovery.search import FoundSlice
 from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS, decide, new_candidate, origins, with_traffic
 from quantdrift.monitor.discovery.limits import DiscoveryLimits
-from quantdrift.storage.monitor.rows import ComparisonRow, to_us
+from quantdrift.storage.fold_rows import ComparisonRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion
 from tests.support.storage.discovered_traffic import DAY, FAINT, NOW, POLICY, discovery

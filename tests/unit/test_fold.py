@@ -10,7 +10,7 @@ from quantdrift.core.records import Verdict
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.state import dump_state, load_state
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     BatchRows,
     DetectorRow,
     ExpiryRow,

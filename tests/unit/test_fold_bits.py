@@ -8,7 +8,7 @@ import pytest
 
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.monitor.rows import BatchRows, Outcome, Position, Snapshot, Source
+from quantdrift.storage.fold_rows import BatchRows, Outcome, Position, Snapshot, Source
 from tests.support.monitor.mixed_stream import CATALOG, CONFIG, mixed
 from tests.support.monitor.plain_fold import PlainFold
 

@@ -13,7 +13,7 @@ from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.facts.words.alert import text_of
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import LATENCY_GROWTH
-from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Episode, Source, TransitionRow
+from quantdrift.storage.fold_rows import BatchRows, ComparisonRow, Episode, Source, TransitionRow
 from tests.support.monitor.alert_cases import page
 from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches, spread
 from tests.support.monitor.folds import EMPTY, fold_all, verdict_of

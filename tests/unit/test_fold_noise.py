@@ -10,7 +10,7 @@ from quantdrift.drift.evidence.header import ALERTING, M
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.facts.words.noise import noise_line
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.monitor.rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
+from quantdrift.storage.fold_rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     CATALOG,

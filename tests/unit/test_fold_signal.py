@@ -6,7 +6,7 @@ import pytest
 from quantdrift.core.config.schema import Budget, Model
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.monitor.rows import BaselineRow, BatchRows, Position, Snapshot, Source, TallyRow
+from quantdrift.storage.fold_rows import BaselineRow, BatchRows, Position, Snapshot, Source, TallyRow
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN_US,

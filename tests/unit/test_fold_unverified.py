@@ -6,7 +6,7 @@ import pytest
 
 from quantdrift.core.records import UNVERIFIED, Verdict
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.monitor.rows import BatchRows, Catalog, Position, Snapshot, Source
+from quantdrift.storage.fold_rows import BatchRows, Catalog, Position, Snapshot, Source
 from tests.support.monitor.fold_stream import CATALOG, CONFIG, FAINT_ID, SECOND_US, WITH_REFERENCE, batches
 
 pytestmark = pytest.mark.unit

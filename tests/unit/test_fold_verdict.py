@@ -11,7 +11,7 @@ from quantdrift.facts.words import verdict as words
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.loss import SILENT_US
 from quantdrift.monitor.fold.rollup import HOUR_US
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     BatchRows,
     ComparisonRow,
     Episode,

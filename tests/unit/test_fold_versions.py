@@ -11,7 +11,7 @@ from quantdrift.facts.events import Ending
 from quantdrift.monitor.fold.alert_event import iso
 from quantdrift.monitor.fold.fold import SHOWN_US, Fold
 from quantdrift.monitor.fold.serving import LEAST_SILENCE_S
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     AlertClose,
     BatchRows,
     Catalog,

@@ -12,7 +12,7 @@ from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import SIGNALS, Columns, Observation, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
-from quantdrift.storage.monitor.rows import ComparisonRow
+from quantdrift.storage.fold_rows import ComparisonRow
 from tests.support.monitor.fold_stream import ALL_ID, CATALOG, batches
 
 pytestmark = pytest.mark.unit

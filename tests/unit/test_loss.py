@@ -5,7 +5,7 @@ import pytest
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import reachable_strata
 from quantdrift.monitor.fold.loss import RECENT_US, SILENT_US, LossCounts, RecentCounts
-from quantdrift.storage.monitor.rows import ExpiryRow, TallyRow
+from quantdrift.storage.fold_rows import ExpiryRow, TallyRow
 from tests.support.monitor.fold_stream import BEGIN_US, POLICY, SECOND_US
 
 pytestmark = pytest.mark.unit

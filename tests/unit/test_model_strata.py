@@ -15,7 +15,7 @@ from quantdrift.monitor.sampling.demands import draft
 from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
 from quantdrift.sidecar.sampling.second_phase import SecondPhase
 from quantdrift.sidecar.state.config import LiveConfig
-from quantdrift.storage.monitor.rows import Catalog, SliceRow
+from quantdrift.storage.fold_rows import Catalog, SliceRow
 from quantdrift.storage.monitor.traffic import (
     Offered,
     RecentItems,

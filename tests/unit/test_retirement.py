@@ -12,7 +12,7 @@ from quantdrift.core.slices import is_declared, slice_of
 from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.discovery.retirement import UNSEEN, reason_to_retire, restored, retired_by_hand
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.monitor.rows import BatchRows, Episode, Outcome, Position, SliceChange, Snapshot
+from quantdrift.storage.fold_rows import BatchRows, Episode, Outcome, Position, SliceChange, Snapshot
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.confirmed import SlicePeriod, Sums, VersionSums
 from quantdrift.storage.slices.discovery import DiscoveryRow

@@ -5,7 +5,7 @@ import pytest
 
 from quantdrift.monitor.fold.groups import Columns, Observation
 from quantdrift.monitor.fold.rollup import Rollup
-from quantdrift.storage.monitor.rows import ComparisonRow
+from quantdrift.storage.fold_rows import ComparisonRow
 
 pytestmark = pytest.mark.unit
 

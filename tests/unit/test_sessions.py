@@ -9,7 +9,7 @@ from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold import sessions as module
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.sessions import Sessions
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     BatchRows,
     ComparisonRow,
     ItemCount,

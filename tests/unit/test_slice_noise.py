@@ -6,7 +6,7 @@ import pytest
 from quantdrift.core.records import Metric, Side, Verdict
 from quantdrift.facts.words.noise import noise_line
 from quantdrift.monitor.fold import noise
-from quantdrift.storage.monitor.rows import FloorRow, Outcome, SliceChange
+from quantdrift.storage.fold_rows import FloorRow, Outcome, SliceChange
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     CLEAR_ID,

@@ -11,7 +11,7 @@ from quantdrift.drift.evidence.state import dump_rows, dump_state
 from quantdrift.drift.watch import SignalKey, SliceWatch, Thresholds
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.slice_state import FoldTable, SliceState, new_slice
-from quantdrift.storage.monitor.rows import Position, Snapshot
+from quantdrift.storage.fold_rows import Position, Snapshot
 from tests.support.monitor.fold_stream import CONFIG, batches
 from tests.support.monitor.folds import fold_all
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from quantdrift.monitor.planning.backtest import Backtest, Findings
     from quantdrift.monitor.planning.backtest_report import BacktestReport
     from quantdrift.show.timeline import Span
-    from quantdrift.storage.monitor.history import HistoryExtent
-    from quantdrift.storage.monitor.rows import Catalog
+    from quantdrift.storage.fold.history import HistoryExtent
+    from quantdrift.storage.fold_rows import Catalog
 
 _MOST_LANES = 16
 # The other options were used when the comparisons were made: changing them now has no effect.
@@ -118,7 +118,7 @@ async def _fold(
     from quantdrift.monitor.planning.backtest import Backtest
     from quantdrift.monitor.planning.backtest_report import build_report
     from quantdrift.storage.database import Database
-    from quantdrift.storage.monitor.history import History
+    from quantdrift.storage.fold.history import History
 
     async with Database(secrets.dsn) as database:
         history = History(database)
@@ -191,7 +191,7 @@ def _course(
     config: Config, test: "Backtest", key: tuple[int, int], metric: Metric, model: str
 ) -> tuple[list[datetime], list[float]]:
     from quantdrift.monitor.planning.backtest import accepted
-    from quantdrift.storage.monitor.rows import from_us
+    from quantdrift.storage.fold_rows import from_us
 
     at: list[datetime] = []
     ratio: list[float] = []
@@ -208,7 +208,7 @@ def _course(
 
 def _span(alert: "Alert") -> "Span":
     from quantdrift.show.timeline import Span
-    from quantdrift.storage.monitor.rows import from_us
+    from quantdrift.storage.fold_rows import from_us
 
     return Span(
         opened=from_us(alert.opened_us),

@@ -114,7 +114,7 @@ _HEAD = ("model", "version", "slice", "metric", "kind", "source", "groups", "by"
 
 
 def _row(fact: "BaselineFact") -> tuple[str, ...]:
-    from quantdrift.storage.monitor.rows import Source
+    from quantdrift.storage.fold_rows import Source
 
     source = fact.source.value
     if fact.source is Source.IMPORTED and fact.content is not None:
@@ -284,7 +284,7 @@ _settling(
 def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", as_json: bool) -> None:
     from quantdrift.monitor.baselines.decisions import freeze_or_keep
     from quantdrift.storage.database import Database
-    from quantdrift.storage.monitor.rows import Source
+    from quantdrift.storage.fold_rows import Source
 
     _, secrets = prepare(config_path, Role.MONITOR, data)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quantdrift.monitor.discovery.round import Round, VersionSearch
     from quantdrift.storage.commands.slice_list import ListedSlice
     from quantdrift.storage.figures import SliceFigures
-    from quantdrift.storage.monitor.discovery_log import Change
+    from quantdrift.storage.fold.discovery_log import Change
 
 _MODEL = click.option("--model", default="", help="Only this model.  [default: all]")
 
@@ -234,8 +234,8 @@ async def _more(
     from quantdrift.storage.commands.slice_list import alert_of, signals_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.figures import last_day, versions
+    from quantdrift.storage.fold.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.monitor.alerts import lately_replaced
-    from quantdrift.storage.monitor.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.monitor.noise import floors_of
 
     async with Database(secrets.dsn) as database, database.begin() as connection:

@@ -17,6 +17,8 @@ from quantdrift.monitor.baselines.learn import Learned, Learning
 from quantdrift.monitor.fold.groups import LEARNED
 from quantdrift.storage.audit import Action, who
 from quantdrift.storage.database import Database
+from quantdrift.storage.fold.read import read_catalog
+from quantdrift.storage.fold_rows import Source
 from quantdrift.storage.monitor.baseline import (
     Decision,
     VersionFact,
@@ -28,8 +30,6 @@ from quantdrift.storage.monitor.baseline import (
     rows_since,
     watched_signals,
 )
-from quantdrift.storage.monitor.read import read_catalog
-from quantdrift.storage.monitor.rows import Source
 
 LEAST_BUDGET = 1e-5  # as in the configuration
 FUTURE = datetime(9999, 1, 1, tzinfo=UTC)

@@ -22,7 +22,7 @@ from quantdrift.monitor.fold.groups import (
 )
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.monitor.fold.sessions import Sessions
-from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
+from quantdrift.storage.fold_rows import Catalog, ComparisonRow
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.state import load_state
-from quantdrift.storage.monitor.rows import DetectorRow, FloorRow
+from quantdrift.storage.fold_rows import DetectorRow, FloorRow
 
 QUANTILES = ((0.95, "p95"), (0.99, "p99"), (0.999, "p99.9"))
 SHORTFALL = (0.99, "mean above p99")

@@ -21,7 +21,7 @@ from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.fold.groups import Columns, Observation, cap_of, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
-from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow, to_us
+from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion, StoredRow
 

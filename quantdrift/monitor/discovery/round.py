@@ -25,7 +25,7 @@ from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.discovery.retirement import reason_to_retire
 from quantdrift.monitor.fold.groups import WATCHED, budget_of
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.rows import ComparisonRow
+from quantdrift.storage.fold_rows import ComparisonRow
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.confirmed import watched_slices
 from quantdrift.storage.slices.discovery import (

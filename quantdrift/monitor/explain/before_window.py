@@ -13,8 +13,8 @@ import msgspec
 
 from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.facts.explanation import FEWEST_BEFORE
+from quantdrift.storage.fold_rows import TransitionRow, VersionRow
 from quantdrift.storage.monitor.evidence import EvidenceItem
-from quantdrift.storage.monitor.rows import TransitionRow, VersionRow
 
 ENOUGH = 100  # exchanges; a window with as many is taken, and no less reliable one is looked for
 BEFORE_US = 7 * DAY_US

@@ -22,7 +22,7 @@ from quantdrift.facts.events import (
     VerdictChange,
 )
 from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, Explanation, Z
-from quantdrift.storage.monitor.rows import Episode, SliceRow, TransitionRow, VersionRow
+from quantdrift.storage.fold_rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000
 

@@ -41,7 +41,7 @@ from quantdrift.monitor.fold.rollup import HOUR_US
 from quantdrift.monitor.fold.slice_state import CLOSED, RETIRED_AFTER_US, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
 from quantdrift.monitor.fold.verdict import alert, close, end, settle
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     BatchRows,
     Catalog,
     Circumstances,

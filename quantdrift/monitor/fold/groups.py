@@ -36,7 +36,7 @@ from quantdrift.drift.evidence.margin import EDGES as MARGIN_EDGES
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.watch import Groups, Series, SignalKey
 from quantdrift.monitor.fold.inclusion import SliceRates
-from quantdrift.storage.monitor.rows import ComparisonRow, NoiseRow
+from quantdrift.storage.fold_rows import ComparisonRow, NoiseRow
 
 WATCHED = (Metric.FLIP, Metric.DIVERGENCE)
 LEARNED = (

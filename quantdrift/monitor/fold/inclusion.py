@@ -11,7 +11,7 @@ from quantdrift.core.sampling.inclusion import (
     smallest_rate,
     sure_rate,
 )
-from quantdrift.storage.monitor.rows import Catalog
+from quantdrift.storage.fold_rows import Catalog
 
 
 class SliceRates(msgspec.Struct, frozen=True, kw_only=True):

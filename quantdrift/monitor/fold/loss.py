@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from quantdrift.storage.monitor.rows import ExpiryRow, TallyRow
+from quantdrift.storage.fold_rows import ExpiryRow, TallyRow
 
 LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
 RECENT_US = 3_600_000_000

@@ -14,7 +14,7 @@ from quantdrift.drift.share import HISTORY_H, Shares, fallen, usable_hours
 from quantdrift.facts.words.verdict import fewer_samples
 from quantdrift.monitor.fold.loss import LEAST_LOST, RecentCounts
 from quantdrift.monitor.fold.rollup import HOUR_US
-from quantdrift.storage.monitor.rows import ShareHour
+from quantdrift.storage.fold_rows import ShareHour
 
 _EVERYTHING: Final = 0  # the `slice_id` of all traffic
 _EXPLAINED: Final = 0.5

@@ -31,7 +31,7 @@ from quantdrift.facts.words.noise import advice
 from quantdrift.facts.words.verdict import too_noisy
 from quantdrift.monitor.fold.alert_event import measure_of, unit_of
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of, clipped
-from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
+from quantdrift.storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
 
 _MOST_TESTED = 0.9  # of the gap between budget and 1: the mean that a detector tests against stays below 1
 _VERSION: Final = 0

@@ -9,7 +9,7 @@ from quantdrift.drift.evidence.group import GroupRows, ItemSums, Squares, add_sq
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.facts.estimate import N_GROUPS
 from quantdrift.monitor.fold.groups import Columns, changes
-from quantdrift.storage.monitor.rows import RollupRow
+from quantdrift.storage.fold_rows import RollupRow
 
 HOUR_US = 3_600_000_000
 DIVERGENCE_BINS = 64

@@ -17,7 +17,7 @@ import numpy as np
 
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
-from quantdrift.storage.monitor.rows import ServingRow
+from quantdrift.storage.fold_rows import ServingRow
 
 GAPS: Final = 10.0
 LEAST_SILENCE_S: Final = 120.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quantdrift.storage.monitor.rows import ComparisonRow, SessionRow
+from quantdrift.storage.fold_rows import ComparisonRow, SessionRow
 
 SessionKey = tuple[int, str]  # model_version_id, group_key
 StoredKey = tuple[

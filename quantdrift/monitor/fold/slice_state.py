@@ -13,7 +13,7 @@ from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.state import dump_rows
 from quantdrift.drift.watch import SignalKey, SliceTable, SliceWatch, Thresholds, doubled
-from quantdrift.storage.monitor.rows import RETIRED_AFTER, DetectorRow, VerdictRow
+from quantdrift.storage.fold_rows import RETIRED_AFTER, DetectorRow, VerdictRow
 
 RETIRED_AFTER_US = RETIRED_AFTER // timedelta(microseconds=1)
 Key = tuple[int, int]  # model_version_id, slice_id

@@ -38,7 +38,7 @@ from quantdrift.monitor.fold.slice_state import (
     rows_of,
     verdict_rows,
 )
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     BaselineRow,
     BatchRows,
     Catalog,

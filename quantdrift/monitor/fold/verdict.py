@@ -24,7 +24,7 @@ from quantdrift.monitor.fold.alert_event import AlertEnd, transition_row
 from quantdrift.monitor.fold.loss import LEAST_LOST, RecentCounts
 from quantdrift.monitor.fold.slice_state import UNJUDGED, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
-from quantdrift.storage.monitor.rows import Episode, TransitionRow
+from quantdrift.storage.fold_rows import Episode, TransitionRow
 
 LEAST_UNMEASURED = 30  # a few answers of the first minute say nothing of the traffic
 # From here on the evidence grows too fast for chance: it is a few nats, some dozens of exchanges, from a ticket.

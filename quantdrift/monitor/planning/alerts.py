@@ -8,8 +8,8 @@ import msgspec
 
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.slice_state import Key
-from quantdrift.storage.monitor.history import StoredTransition
-from quantdrift.storage.monitor.rows import to_us
+from quantdrift.storage.fold.history import StoredTransition
+from quantdrift.storage.fold_rows import to_us
 
 _ALERTS = (Verdict.WARNING, Verdict.FIRING)
 

@@ -11,8 +11,8 @@ from quantdrift.drift.delay import divergence
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.monitor.planning.alerts import Alert, Pairing, alerts, pair
-from quantdrift.storage.monitor.history import HistoryExtent, StoredTransition
-from quantdrift.storage.monitor.rows import BatchRows, Catalog, Position, RollupRow, Snapshot
+from quantdrift.storage.fold.history import HistoryExtent, StoredTransition
+from quantdrift.storage.fold_rows import BatchRows, Catalog, Position, RollupRow, Snapshot
 
 ALPHA = 0.05  # over all slices and metrics together
 

@@ -10,8 +10,8 @@ from quantdrift.core.records import Metric
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.monitor.planning.alerts import Alert, Match, Pairing
 from quantdrift.monitor.planning.backtest import Breach, Findings
-from quantdrift.storage.monitor.history import HistoryExtent
-from quantdrift.storage.monitor.rows import Catalog, from_us
+from quantdrift.storage.fold.history import HistoryExtent
+from quantdrift.storage.fold_rows import Catalog, from_us
 
 _WORDS = {
     Match.SAME: "same",

@@ -13,7 +13,7 @@ from quantdrift.facts.words.alert import reason_of, text_of
 from quantdrift.facts.words.steps import Ways
 from quantdrift.monitor.explain.explain import with_explanation
 from quantdrift.monitor.fold.alert_event import transition_row
-from quantdrift.storage.monitor.rows import Episode, TransitionRow
+from quantdrift.storage.fold_rows import Episode, TransitionRow
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
 
 UNIT = {Metric.FLIP: 0.01, Metric.DIVERGENCE: 0.04, Metric.LATENCY: 0.01}

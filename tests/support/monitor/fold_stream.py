@@ -11,8 +11,9 @@ from quantdrift.core.config.schema import Config, Model, Monitor
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Side
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.write import write
+from quantdrift.storage.fold_rows import (
     BatchRows,
     Catalog,
     ComparisonRow,
@@ -23,7 +24,6 @@ from quantdrift.storage.monitor.rows import (
     from_us,
     to_us,
 )
-from quantdrift.storage.monitor.write import write
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)

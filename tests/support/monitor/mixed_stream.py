@@ -16,7 +16,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.drift.detectors.change.baseline import Baseline
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
 from quantdrift.drift.detectors.tail.quantile import tail_bin
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     BaselineRow,
     BatchRows,
     Catalog,

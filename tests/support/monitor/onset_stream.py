@@ -7,7 +7,7 @@ from typing import Protocol
 import asyncpg
 import msgspec
 
-from quantdrift.storage.monitor.rows import from_us
+from quantdrift.storage.fold_rows import from_us
 from tests.support.monitor.fold_stream import BEGIN, BEGIN_US, POLICY, SECOND_US
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 

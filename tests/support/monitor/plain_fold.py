@@ -23,7 +23,7 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import exchanges
 from quantdrift.monitor.fold.rollup import DIVERGENCE_BINS, HOUR_US
 from quantdrift.monitor.fold.slice_state import UNJUDGED, Key, SliceState
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     BatchRows,
     ComparisonRow,
     DetectorRow,

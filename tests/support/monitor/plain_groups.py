@@ -17,7 +17,7 @@ from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import LEARNED, WATCHED, cap_of, clipped
 from quantdrift.monitor.fold.inclusion import SliceRates
-from quantdrift.storage.monitor.rows import ComparisonRow
+from quantdrift.storage.fold_rows import ComparisonRow
 
 _BUDGETS = {metric: SignalKey(metric.value, BUDGET.kind) for metric in WATCHED}
 _CHANGE, _TAIL, _ = (SignalKey(metric.value, kind) for metric, kind in LEARNED)

@@ -19,10 +19,10 @@ from quantdrift.core.telemetry import Telemetry
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.sampling.publish import PolicyMaker
 from quantdrift.storage.database import Database
+from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.write import write
+from quantdrift.storage.fold_rows import BatchRows
 from quantdrift.storage.leader import Leadership
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.rows import BatchRows
-from quantdrift.storage.monitor.write import write
 from tests.support.monitor.fold_stream import BEGIN, FAINT_ID, batches, store_batch, store_catalog
 from tests.support.sidecar.policy_messages import CONFIG as POLICY_CONFIG
 

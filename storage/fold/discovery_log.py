@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.storage.monitor.rows import SliceChange
+from quantdrift.storage.fold_rows import SliceChange
 from quantdrift.storage.schema.slice_tables import Status
 
 # The fold ignores candidates; a retired slice stays retired until it is confirmed again.

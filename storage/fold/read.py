@@ -1,6 +1,6 @@
 """The fold's reads: its position, the catalog of ids, and the next batches, which get their numbers when read.
 
-All reads, and the writes in `storage.monitor.write`, are in one transaction of the leader. The `fold` row is locked
+All reads, and the writes in `storage.fold.write`, are in one transaction of the leader. The `fold` row is locked
 first, so that a leader that lost its lock without noticing cannot fold at the same time as the new one.
 """
 
@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import UNANSWERED, Loss, Policy, Predicate, Verdict
-from quantdrift.storage.monitor.discovery_log import follow, followed, lapsed, retired
-from quantdrift.storage.monitor.noise import floors, noise_of
-from quantdrift.storage.monitor.reading_order import ReadingOrder, Stretch, Waiting, closed_up
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold.discovery_log import follow, followed, lapsed, retired
+from quantdrift.storage.fold.reading_order import ReadingOrder, Stretch, Waiting, closed_up
+from quantdrift.storage.fold.undeclared_sessions import found_sessions
+from quantdrift.storage.fold_rows import (
     RETIRED_AFTER,
     AlertClose,
     BaselineRow,
@@ -44,7 +44,7 @@ from quantdrift.storage.monitor.rows import (
     from_us,
     to_us,
 )
-from quantdrift.storage.monitor.undeclared_sessions import found_sessions
+from quantdrift.storage.monitor.noise import floors, noise_of
 
 _HOUR: Final = timedelta(hours=1)
 _MONITOR: Final = "monitor"  # worker of the batches that it makes itself
@@ -361,7 +361,7 @@ async def claim(
     Parameters
     ----------
     horizon
-        How long exchanges wait for those that were captured earlier: `quantdrift.storage.monitor.reading_order`. Without it a batch
+        How long exchanges wait for those that were captured earlier: `quantdrift.storage.fold.reading_order`. Without it a batch
         comes with its own rows.
 
     Raises

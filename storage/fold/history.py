@@ -17,8 +17,8 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
 from quantdrift.facts.events import AlertEvent, event_of
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.read import read_catalog, refold
-from quantdrift.storage.monitor.rows import BatchRows, Catalog, to_us
+from quantdrift.storage.fold.read import read_catalog, refold
+from quantdrift.storage.fold_rows import BatchRows, Catalog, to_us
 
 BATCHES_AT_ONCE: Final = 64
 

@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.storage.monitor.rows import Circumstances, Quarantined
+from quantdrift.storage.fold_rows import Circumstances, Quarantined
 from quantdrift.storage.pauses import paused
 
 # Of a model whose name could not be read nothing can be said.

@@ -12,11 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.facts.events import AlertEvent, AlertExamples, event_of
 from quantdrift.facts.words.alert import text_of
 from quantdrift.facts.words.steps import Ways
-from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT, RELATED, escalate
-from quantdrift.storage.monitor.examples import examples
-from quantdrift.storage.monitor.incidents import write_incidents
-from quantdrift.storage.monitor.noise import write_floors, write_noise_change
-from quantdrift.storage.monitor.rows import (
+from quantdrift.storage.fold_rows import (
     BaselineRow,
     DetectorRow,
     Episode,
@@ -28,6 +24,10 @@ from quantdrift.storage.monitor.rows import (
     VerdictRow,
     from_us,
 )
+from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT, RELATED, escalate
+from quantdrift.storage.monitor.examples import examples
+from quantdrift.storage.monitor.incidents import write_incidents
+from quantdrift.storage.monitor.noise import write_floors, write_noise_change
 from quantdrift.storage.schema import tables
 
 _HOUR: Final = timedelta(hours=1)

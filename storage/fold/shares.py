@@ -6,7 +6,7 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.storage.monitor.rows import ShareHour, ShareQuestion
+from quantdrift.storage.fold_rows import ShareHour, ShareQuestion
 
 # One pass over the hours; then those of the slices that may have fallen, and of all traffic, which comes as slice 0.
 _HOURS: Final = text("""
