@@ -22,8 +22,8 @@ from quantdrift.core.records import Verdict
 from quantdrift.monitor.explain.before_window import find_before_window
 from quantdrift.monitor.explain.sample import WindowSample, damage_between, measure_of, mix_between
 from quantdrift.monitor.fold.fold import Fold
+from quantdrift.storage.alerts.evidence import MOST_ROWS, MOST_SCANNED, EvidenceItem
 from quantdrift.storage.fold_rows import ComparisonRow, Episode, Position, Snapshot, TransitionRow
-from quantdrift.storage.monitor.evidence import MOST_ROWS, MOST_SCANNED, EvidenceItem
 
 _AFTERWARDS = 4_000  # exchanges that are still watched once every shifted slice has paged: others may follow
 _SHOWN_EVERY = 4  # batches between two points of a timeline

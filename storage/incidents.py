@@ -18,10 +18,10 @@ from quantdrift.facts import figures
 from quantdrift.facts.cost import Prices, cost_figure
 from quantdrift.facts.figures import Counted, Figure, FigureName, Scope, Subject, Window, WindowName
 from quantdrift.facts.incidents import Incident, IncidentState, Mitigation, StoryEvent, StoryKind
+from quantdrift.storage.alerts.alerts import check_reason, close_alerts
 from quantdrift.storage.audit import Action, add
 from quantdrift.storage.cost import mean_worth, prices_of
 from quantdrift.storage.estimates import hashed, statement, sums_of
-from quantdrift.storage.monitor.alerts import check_reason, close_alerts
 from quantdrift.storage.page.now import in_time
 
 _SERVING: Final = f"""

@@ -33,9 +33,9 @@ from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.core.tls import Tls
 from quantdrift.facts.events import NoiseEvent
 from quantdrift.facts.words.noise import noise_line
+from quantdrift.storage.alerts.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence, unfenced
-from quantdrift.storage.monitor.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
 
 EVENT_NAME = "quantdrift.slice.transition"
 NOISE_EVENT_NAME = "quantdrift.noise"

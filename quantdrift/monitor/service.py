@@ -49,6 +49,7 @@ from quantdrift.monitor.session_search import SessionSearch
 from quantdrift.monitor.unread_tallies import UnreadTallies
 from quantdrift.storage.address import Dsn
 from quantdrift.storage.admin.retention import maintain
+from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.circumstances import read_circumstances
 from quantdrift.storage.fold.read import claim, load_catalog, resume
@@ -56,7 +57,6 @@ from quantdrift.storage.fold.shares import read_share_hours
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.incidents import count_due, mitigated_slices, store_count
 from quantdrift.storage.leader import Leadership
-from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.schema.revision import check_schema
 from quantdrift.storage.serving import servings
 from quantdrift.storage.shadow.writer import Writer

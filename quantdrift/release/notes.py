@@ -7,7 +7,7 @@ from quantdrift.core.errors import QuantdriftError
 from quantdrift.release.blocking import wait_for
 from quantdrift.release.progress import Watch
 from quantdrift.release.setting import Setting
-from quantdrift.storage.monitor.alerts import AlertFact, FindingKind, add_finding, find_alert
+from quantdrift.storage.alerts.alerts import AlertFact, FindingKind, add_finding, find_alert
 
 
 def alert_of(setting: Setting, number: int) -> AlertFact:

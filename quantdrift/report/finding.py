@@ -29,10 +29,10 @@ from quantdrift.report.figures import (
     ModelFigures,
     SliceFigures,
 )
+from quantdrift.storage.alerts.alerts import AlertFact
 from quantdrift.storage.estimates import Sums
 from quantdrift.storage.figures import AlertFigures, of_slice
 from quantdrift.storage.figures import SliceFigures as Measured
-from quantdrift.storage.monitor.alerts import AlertFact
 from quantdrift.storage.page.history import Direction
 from quantdrift.storage.report.facts import (
     Example,

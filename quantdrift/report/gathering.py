@@ -33,6 +33,7 @@ from quantdrift.report.finding import (
 )
 from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, resolution
+from quantdrift.storage.alerts.alerts import AlertFact, Finding, alerts_between, findings_of
 from quantdrift.storage.cost import changed_cost, prices_of, replay_costs, replay_times
 from quantdrift.storage.estimates import MOST_ROWS
 from quantdrift.storage.figures import Version as SeenVersion
@@ -40,7 +41,6 @@ from quantdrift.storage.figures import of_alert, people_affected
 from quantdrift.storage.figures import versions as versions_until
 from quantdrift.storage.incidents import list_incidents, with_costs
 from quantdrift.storage.labels import outcomes
-from quantdrift.storage.monitor.alerts import AlertFact, Finding, alerts_between, findings_of
 from quantdrift.storage.page.history import baselines, directions, times
 from quantdrift.storage.page.now import item_times
 from quantdrift.storage.report.facts import Changes, Extent, Grain, SliceSums, Version, Window

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.facts.events import AlertEvent, event_of
-from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
+from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT
 
 _MONTH_S: Final = 30 * 86_400
 _EVIDENCE: Final = text(f"""

@@ -12,6 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.facts.events import AlertEvent, AlertExamples, event_of
 from quantdrift.facts.words.alert import text_of
 from quantdrift.facts.words.steps import Ways
+from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT, RELATED, escalate
+from quantdrift.storage.alerts.examples import examples
 from quantdrift.storage.fold_rows import (
     BaselineRow,
     DetectorRow,
@@ -24,8 +26,6 @@ from quantdrift.storage.fold_rows import (
     VerdictRow,
     from_us,
 )
-from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT, RELATED, escalate
-from quantdrift.storage.monitor.examples import examples
 from quantdrift.storage.monitor.incidents import write_incidents
 from quantdrift.storage.monitor.noise import write_floors, write_noise_change
 from quantdrift.storage.schema import tables

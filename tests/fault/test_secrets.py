@@ -35,9 +35,9 @@ from quantdrift.core.records import Verdict
 from quantdrift.core.stream.connection import Queue
 from quantdrift.monitor.outbox import OtlpEvents
 from quantdrift.shadow.worker import serve
+from quantdrift.storage.alerts.outbox import WaitingEvent
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
-from quantdrift.storage.monitor.outbox import WaitingEvent
 from tests.support.monitor.fold_stream import batches, store_batch, store_catalog
 from tests.support.monitor.monitor_processes import folded, until
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved

@@ -15,15 +15,15 @@ from quantdrift.facts.words.text import AlertText
 from quantdrift.monitor.notify.alertmanager import encode
 from quantdrift.monitor.notify.webhook import document
 from quantdrift.monitor.outbox import log_record
-from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import (
+from quantdrift.storage.alerts.alerts import (
     RELATED,
     alerts_between,
     current_alerts,
     due_deliveries,
     find_alert,
 )
-from quantdrift.storage.monitor.outbox import unsent
+from quantdrift.storage.alerts.outbox import unsent
+from quantdrift.storage.database import Database
 from quantdrift.storage.report.reading import reading
 from tests.support.monitor.fold_stream import (
     CONFIG,

@@ -20,9 +20,7 @@ from quantdrift.monitor.notify.webhook import document
 from quantdrift.release.notes import add_note
 from quantdrift.release.progress import Watch
 from quantdrift.release.setting import Setting
-from quantdrift.storage.audit import entries
-from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import (
+from quantdrift.storage.alerts.alerts import (
     Act,
     AlertFact,
     FindingKind,
@@ -38,6 +36,8 @@ from quantdrift.storage.monitor.alerts import (
     findings_of,
     list_alerts,
 )
+from quantdrift.storage.audit import entries
+from quantdrift.storage.database import Database
 from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER
 from tests.support.monitor.fold_stream import (
     CLEAR_ID,

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from sqlalchemy import event
 
-import quantdrift.storage.monitor.examples
+import quantdrift.storage.alerts.examples
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import (
@@ -21,7 +22,6 @@ from quantdrift.storage.fold_rows import (
     Position,
     TransitionRow,
 )
-from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
 from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.fold_stream import (
     ALL_ID,
@@ -206,18 +206,18 @@ async def test_a_slice_that_diverges_little_has_its_worst_all_the_same(
     database: Database, record: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is crowded out of the worst items of all, and asked for again without the others: once, not per alert."""
-    monkeypatch.setattr(quantdrift.storage.monitor.examples, "DEPTH", 250)
+    monkeypatch.setattr(quantdrift.storage.alerts.examples, "DEPTH", 250)
     stored = await traffic(record)
     found, n_read = await told(database, record, alarms())
     assert found == {alarm.slice_id: worst(stored, alarm) for alarm in alarms()}
-    assert 1 < len(n_read) <= quantdrift.storage.monitor.examples.ROUNDS
+    assert 1 < len(n_read) <= quantdrift.storage.alerts.examples.ROUNDS
 
 
 async def test_an_alert_goes_out_without_examples_where_the_items_cannot_be_read(
     database: Database, record: asyncpg.Connection, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody holds the table: the fold is not held up for longer than its bound, and is written."""
-    monkeypatch.setattr(quantdrift.storage.monitor.examples, "STATEMENT_S", 0.05)
+    monkeypatch.setattr(quantdrift.storage.alerts.examples, "STATEMENT_S", 0.05)
     await traffic(record)
     other = await asyncpg.connect(postgres_dsn)
     async with other.transaction():

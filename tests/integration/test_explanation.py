@@ -16,12 +16,12 @@ from quantdrift.facts.explanation import Explanation, explanation_of
 from quantdrift.facts.words.text import AlertText
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.fold import Fold
+from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT
+from quantdrift.storage.alerts.evidence import Evidence, EvidenceItem
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import from_us
-from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
-from quantdrift.storage.monitor.evidence import Evidence, EvidenceItem
 from tests.support.monitor.fold_stream import BEGIN, BEGIN_US, SECOND_US
 from tests.support.monitor.onset_stream import (
     ALL,

@@ -18,11 +18,11 @@ from quantdrift.cli.main import main
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.incidents import Incident
 from quantdrift.facts.words.incident import headline, standing_sentence
+from quantdrift.storage.alerts.alerts import Act, act
 from quantdrift.storage.audit import entries
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold_rows import BatchRows
 from quantdrift.storage.incidents import Say, count_due, find_incident, say, store_count, story
-from quantdrift.storage.monitor.alerts import Act, act
 from quantdrift.storage.schema.roles import OPERATOR, READER
 from tests.support.monitor.fold_stream import (
     ALL_ID,

@@ -27,13 +27,13 @@ from quantdrift.report.period import Period, PeriodKind
 from quantdrift.show.page.server import page_port
 from quantdrift.show.report.page import Form
 from quantdrift.show.report.page import write as write_report
+from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import signals_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import Source, to_us
-from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.page.history import baselines, times
 from quantdrift.storage.page.now import item_times, reading
 from tests.support.monitor.alert_cases import page

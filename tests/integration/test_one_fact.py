@@ -24,8 +24,8 @@ from quantdrift.facts.figures import FigureName, WindowName
 from quantdrift.monitor.notify.webhook import document
 from quantdrift.show.page import compare as compare_page
 from quantdrift.show.page.server import page_port
+from quantdrift.storage.alerts.alerts import due_deliveries
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import due_deliveries
 from tests.support.storage.fleet_story import CONFIG, CONFIG_TEXT, FleetStory, write_fleet
 from tests.support.surfaces import (
     Number,

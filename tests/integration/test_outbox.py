@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import text
 
 from quantdrift.monitor.outbox import OutboxSender, log_record
+from quantdrift.storage.alerts.outbox import WaitingEvent, unsent
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.outbox import WaitingEvent, unsent
 from tests.support.monitor.fold_stream import FAINT_ID, store_catalog
 
 pytestmark = pytest.mark.integration

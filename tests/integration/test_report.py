@@ -20,8 +20,8 @@ from quantdrift.core.notation import percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import ReportFigures
 from quantdrift.show.report.page import Form, Period, write
+from quantdrift.storage.alerts.alerts import FindingKind, add_finding
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import FindingKind, add_finding
 from quantdrift.storage.schema import roles
 from tests.support.monitor.report_figures import Page
 from tests.support.storage.release_rows import BEGIN, END, NEW, OLD, RELEASE, write_release_week

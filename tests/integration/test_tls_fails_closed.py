@@ -46,9 +46,9 @@ from quantdrift.models.runtimes.remote.oip_grpc import OipGrpc
 from quantdrift.monitor.outbox import OtlpEvents
 from quantdrift.shadow.replay.candidate_noise import _open
 from quantdrift.storage.admin.migrate import upgrade
+from quantdrift.storage.alerts.outbox import WaitingEvent
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
-from quantdrift.storage.monitor.outbox import WaitingEvent
 from tests.support.certificates import Authority, Pair
 
 pytestmark = pytest.mark.integration

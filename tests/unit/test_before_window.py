@@ -9,8 +9,8 @@ import pytest
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.explain.before_window import ENOUGH, GAP_US, BeforeWindow, find_before_window
 from quantdrift.monitor.explain.sample import Measure, WindowSample, damage_between
+from quantdrift.storage.alerts.evidence import EvidenceItem
 from quantdrift.storage.fold_rows import Episode, TransitionRow, VersionRow
-from quantdrift.storage.monitor.evidence import EvidenceItem
 from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US
 
 pytestmark = pytest.mark.unit

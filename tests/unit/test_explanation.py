@@ -24,8 +24,8 @@ from quantdrift.monitor.explain.sample import (
     new_versions,
     versions_around,
 )
+from quantdrift.storage.alerts.evidence import Alerting, EvidenceItem
 from quantdrift.storage.fold_rows import Catalog, Episode, ExplainedBy, TransitionRow
-from quantdrift.storage.monitor.evidence import Alerting, EvidenceItem
 from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, SECOND_US
 

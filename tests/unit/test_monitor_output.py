@@ -14,8 +14,8 @@ from quantdrift.core.telemetry import Instrument, Labels, Read, Telemetry
 from quantdrift.facts.words.alert import text_of
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.outbox import log_record
+from quantdrift.storage.alerts.outbox import WaitingEvent
 from quantdrift.storage.fold_rows import VerdictRow
-from quantdrift.storage.monitor.outbox import WaitingEvent
 from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.fold_stream import ALL_ID, BEGIN, BEGIN_US, CATALOG, CLEAR_ID, FAINT_ID
 

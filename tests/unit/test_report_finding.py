@@ -14,9 +14,9 @@ from quantdrift.facts.words.alert import text_of
 from quantdrift.facts.words.ending import AFTER
 from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, episodes, gaps, grouped, models
+from quantdrift.storage.alerts.alerts import AlertFact
 from quantdrift.storage.estimates import Sums
 from quantdrift.storage.figures import frozen
-from quantdrift.storage.monitor.alerts import AlertFact
 from quantdrift.storage.report.facts import SliceName, SliceSums, VerdictFact, Version
 from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.report_figures import NOW, make_episode

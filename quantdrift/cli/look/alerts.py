@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from quantdrift.core.config.schema import Config
     from quantdrift.core.records import Predicate
+    from quantdrift.storage.alerts.alerts import ActionFact, AlertFact, Finding
     from quantdrift.storage.figures import AlertFigures
-    from quantdrift.storage.monitor.alerts import ActionFact, AlertFact, Finding
 
 _MOST_CHARACTERS = 60
 COMPLETION_S = 2.0
@@ -53,7 +53,7 @@ def completed(
 
 
 async def _current(connection: "AsyncConnection") -> dict[int, str]:
-    from quantdrift.storage.monitor.alerts import list_alerts
+    from quantdrift.storage.alerts.alerts import list_alerts
 
     open_alerts = await list_alerts(connection)
     return {alert.id: f"{alert_kind(alert.severity)}: {alert.model} {alert.slice}" for alert in open_alerts}
@@ -92,7 +92,7 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bo
       quantdrift alerts list --model digits --all --json
     """
     from quantdrift.core.links import alert_page
-    from quantdrift.storage.monitor.alerts import lately_replaced, list_alerts
+    from quantdrift.storage.alerts.alerts import lately_replaced, list_alerts
 
     async def ask(connection: "AsyncConnection") -> "tuple[list[AlertFact], list[AlertFact]]":
         alert_facts = await list_alerts(connection, model=model, with_resolved=with_resolved)
@@ -150,9 +150,9 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     from quantdrift.core.links import alert_link, alert_page
     from quantdrift.facts.figures import shown
     from quantdrift.facts.words.size import size
+    from quantdrift.storage.alerts.alerts import actions_of, find_alert, findings_of
     from quantdrift.storage.commands.slice_list import where_of
     from quantdrift.storage.figures import of_alert, versions
-    from quantdrift.storage.monitor.alerts import actions_of, find_alert, findings_of
 
     async def ask(
         connection: "AsyncConnection",
@@ -322,7 +322,7 @@ _DONE = {
 def _act(
     config_path: Path, data: Path | None, alert_id: int, what: str, reason: str, *, as_json: bool
 ) -> None:
-    from quantdrift.storage.monitor.alerts import Act, act
+    from quantdrift.storage.alerts.alerts import Act, act
 
     decide(
         config_path,

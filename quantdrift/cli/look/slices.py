@@ -231,11 +231,11 @@ async def _more(
     from quantdrift.core.links import slice_page
     from quantdrift.core.slices import EVERYTHING
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
+    from quantdrift.storage.alerts.alerts import lately_replaced
     from quantdrift.storage.commands.slice_list import alert_of, signals_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.figures import last_day, versions
     from quantdrift.storage.fold.discovery_log import changes_of, place_changes_of
-    from quantdrift.storage.monitor.alerts import lately_replaced
     from quantdrift.storage.monitor.noise import floors_of
 
     async with Database(secrets.dsn) as database, database.begin() as connection:

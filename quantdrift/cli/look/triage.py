@@ -17,8 +17,8 @@ from quantdrift.core.text import columns
 from quantdrift.facts.status import said
 
 if TYPE_CHECKING:
+    from quantdrift.storage.alerts.alerts import AlertFact
     from quantdrift.storage.commands.triage import TriagedSlice
-    from quantdrift.storage.monitor.alerts import AlertFact
 
 
 @click.command()
@@ -47,9 +47,9 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
     import numpy as np
 
     from quantdrift.drift.triage import triage as listed
+    from quantdrift.storage.alerts.alerts import lately_replaced
     from quantdrift.storage.commands.triage import watched
     from quantdrift.storage.database import Database
-    from quantdrift.storage.monitor.alerts import lately_replaced
 
     _, secrets = prepare(config_path, Role.REPORT, data)
 

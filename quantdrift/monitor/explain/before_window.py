@@ -13,8 +13,8 @@ import msgspec
 
 from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.facts.explanation import FEWEST_BEFORE
+from quantdrift.storage.alerts.evidence import EvidenceItem
 from quantdrift.storage.fold_rows import TransitionRow, VersionRow
-from quantdrift.storage.monitor.evidence import EvidenceItem
 
 ENOUGH = 100  # exchanges; a window with as many is taken, and no less reliable one is looked for
 BEFORE_US = 7 * DAY_US
@@ -24,7 +24,7 @@ _LATE_SHARE = 0.25
 
 
 class EvidenceReader(Protocol):
-    """The queries behind a before window; `storage.monitor.evidence.Evidence` implements them."""
+    """The queries behind a before window; `storage.alerts.evidence.Evidence` implements them."""
 
     async def items(
         self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int

@@ -45,8 +45,8 @@ from quantdrift.monitor.explain.sample import (
     versions_around,
 )
 from quantdrift.monitor.fold.slice_state import Key
+from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.fold_rows import Catalog, Episode, Outcome, TransitionRow, VersionRow, from_us
-from quantdrift.storage.monitor.evidence import Evidence
 
 MOST = 16  # alerts of one fold that are explained
 STATEMENT_S = 1.0

@@ -9,7 +9,7 @@ import numpy as np
 
 from quantdrift.core.tasks import COUNTED, LABELS
 from quantdrift.drift.explain.moves import Measured, Moves, moves
-from quantdrift.storage.monitor.evidence import DetailItem
+from quantdrift.storage.alerts.evidence import DetailItem
 
 MOST_MEASURES: Final = 64
 

@@ -12,8 +12,8 @@ from quantdrift.facts.explanation import Explanation
 from quantdrift.facts.status import LEVEL
 from quantdrift.monitor.explain.sample import WindowSample, level_of, measure_of
 from quantdrift.monitor.fold.slice_state import Key
+from quantdrift.storage.alerts.evidence import Alerting
 from quantdrift.storage.fold_rows import AlertNote, Episode, ExplainedBy, Explains, TransitionRow
-from quantdrift.storage.monitor.evidence import Alerting
 
 AlertsBySlice = Mapping[int, Alerting]  # the open alerts of one version
 

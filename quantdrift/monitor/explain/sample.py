@@ -17,8 +17,8 @@ from quantdrift.facts import arrays
 from quantdrift.facts.arrays import cluster_sums
 from quantdrift.facts.estimate import ClusterSums
 from quantdrift.facts.events import AlertEvidence
+from quantdrift.storage.alerts.evidence import EvidenceItem
 from quantdrift.storage.fold_rows import Catalog, TransitionRow, VersionRow, from_us
-from quantdrift.storage.monitor.evidence import EvidenceItem
 
 MOST_CELLS = 64  # of the partition of all traffic; the rarest share one cell
 _LEAST_KNOWN = 20  # items without a sidecar or an engine, after which it counts as new

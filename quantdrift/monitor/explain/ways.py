@@ -10,8 +10,8 @@ from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import TIME
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.words.steps import Ways
+from quantdrift.storage.alerts.alerts import AlertFact
 from quantdrift.storage.fold_rows import Catalog, TransitionRow
-from quantdrift.storage.monitor.alerts import AlertFact
 
 _AT_A_PROXY: Final = ("header.", "parameter.", TIME)
 

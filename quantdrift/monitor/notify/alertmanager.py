@@ -29,9 +29,9 @@ from quantdrift.core.text import plain
 from quantdrift.core.tls import Tls
 from quantdrift.monitor.notify.receiver import Receiver
 from quantdrift.monitor.notify.webhook import mitigated
+from quantdrift.storage.alerts.alerts import AlertFact, Ended, alert_mark, current_alerts
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence
-from quantdrift.storage.monitor.alerts import AlertFact, Ended, alert_mark, current_alerts
 
 RESYNC_S: Final = 30.0
 """Time between two posts of the same state; Alertmanager's resolve_timeout is five minutes unless it is configured."""

@@ -27,16 +27,16 @@ from quantdrift.core.tls import Tls
 from quantdrift.facts.events import event_of
 from quantdrift.facts.words.incident import mitigated_sentence
 from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
-from quantdrift.storage.database import Database
-from quantdrift.storage.figures import frozen
-from quantdrift.storage.leader import Fence
-from quantdrift.storage.monitor.alerts import (
+from quantdrift.storage.alerts.alerts import (
     AlertFact,
     Delivery,
     delay_delivery,
     due_deliveries,
     end_delivery,
 )
+from quantdrift.storage.database import Database
+from quantdrift.storage.figures import frozen
+from quantdrift.storage.leader import Fence
 
 SIGNATURE: Final = "Quantdrift-Signature"
 PURPOSE: Final = b"quantdrift webhook"

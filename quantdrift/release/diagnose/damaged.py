@@ -20,9 +20,9 @@ from quantdrift.release.chosen_model import chosen_reference, model_named, rules
 from quantdrift.release.diagnose.exemplars import exemplars, opener
 from quantdrift.release.progress import Watch
 from quantdrift.release.setting import Setting
+from quantdrift.storage.alerts.alerts import AlertFact, find_alert
 from quantdrift.storage.database import Database
 from quantdrift.storage.gate import watched_slices
-from quantdrift.storage.monitor.alerts import AlertFact, find_alert
 
 
 class Damaged(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ from quantdrift.release.progress import OnProgress, Watch
 from quantdrift.release.recording import layout_of, parts_of
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File, Setting, existing
-from quantdrift.storage.monitor.alerts import FindingKind
+from quantdrift.storage.alerts.alerts import FindingKind
 
 SWITCHING: Final = "switching sites"
 _PICTURES: Final = (".svg", ".png")

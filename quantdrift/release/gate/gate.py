@@ -56,8 +56,8 @@ from quantdrift.release.recording import layout_of, parts_of
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File, Setting, existing
 from quantdrift.shadow.replay.references import References, VersionReference
+from quantdrift.storage.alerts.alerts import AlertFact, FindingKind
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import AlertFact, FindingKind
 
 _RATIOS: Final = {"99": 0.99, "99.9": 0.999}
 _LOADED: Final = "loaded"  # the labels are those of the database, not an array

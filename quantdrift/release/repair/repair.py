@@ -42,7 +42,7 @@ from quantdrift.release.repair.routes import route_of
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File, Setting, existing
 from quantdrift.release.sites import SwitchableCopy
-from quantdrift.storage.monitor.alerts import FindingKind
+from quantdrift.storage.alerts.alerts import FindingKind
 
 _FORMAT: Final = 1
 

@@ -27,9 +27,7 @@ from quantdrift.show.page.request import (
 )
 from quantdrift.show.page.slice_history import Period, history, history_sql
 from quantdrift.show.trends import alert_marks, plot
-from quantdrift.storage.commands.slice_list import where_of
-from quantdrift.storage.figures import frozen, of_alert
-from quantdrift.storage.monitor.alerts import (
+from quantdrift.storage.alerts.alerts import (
     LONGEST_REASON,
     Act,
     Finding,
@@ -40,6 +38,8 @@ from quantdrift.storage.monitor.alerts import (
     findings_of,
     list_alerts,
 )
+from quantdrift.storage.commands.slice_list import where_of
+from quantdrift.storage.figures import frozen, of_alert
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries

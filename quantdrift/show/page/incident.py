@@ -16,6 +16,7 @@ from quantdrift.facts.words.incident import (
 )
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, NOT_REFUSED, Refused, act_by_form, who_may_act
+from quantdrift.storage.alerts.alerts import LONGEST_REASON
 from quantdrift.storage.incidents import (
     Say,
     find_incident,
@@ -25,7 +26,6 @@ from quantdrift.storage.incidents import (
     story,
     with_costs,
 )
-from quantdrift.storage.monitor.alerts import LONGEST_REASON
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
 

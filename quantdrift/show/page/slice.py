@@ -20,7 +20,7 @@ from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, address, query_text, serving_of
 from quantdrift.show.page.slice_history import Period, history, history_sql
 from quantdrift.show.trends import plot
-from quantdrift.storage.monitor.alerts import AlertFact, list_alerts
+from quantdrift.storage.alerts.alerts import AlertFact, list_alerts
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries

@@ -22,12 +22,12 @@ from quantdrift.drift.detectors.protocol import compile_all
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.explain.ways import ways_with
 from quantdrift.monitor.fold.fold import Fold
+from quantdrift.storage.alerts.alerts import Act, act
+from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.incidents import count_due, store_count
-from quantdrift.storage.monitor.alerts import Act, act
-from quantdrift.storage.monitor.evidence import Evidence
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 MODELS: Final = ("digits", "letters", "young")

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.records import Verdict
 from quantdrift.facts.status import Serving
 from quantdrift.facts.words.text import AlertText
+from quantdrift.storage.alerts.alerts import words_of
 from quantdrift.storage.fold_rows import to_us
-from quantdrift.storage.monitor.alerts import words_of
 from quantdrift.storage.serving import servings
 
 _UNSENT: Final = text("""

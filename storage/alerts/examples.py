@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric
 from quantdrift.facts.events import AlertExamples
+from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.fold_rows import TransitionRow, from_us
-from quantdrift.storage.monitor.evidence import Evidence
 
 MOST: Final = 5  # per alert
 DEPTH: Final = 5_000  # items selected by one query: more do not fit into Postgres's default sort memory

@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Verdict
 from quantdrift.facts.events import AlertEvent, event_of
+from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.database import translated
 from quantdrift.storage.fold_rows import from_us, to_us
-from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
 
 MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
 MOST_SCANNED: Final = 100_000  # items of the version that are read to find those of a rare slice
