@@ -55,7 +55,7 @@ from quantdrift.storage.fold.circumstances import read_circumstances
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.shares import read_share_hours
 from quantdrift.storage.fold.write import write
-from quantdrift.storage.incidents import count_due, mitigated_slices, store_count
+from quantdrift.storage.incidents.incidents import count_due, mitigated_slices, store_count
 from quantdrift.storage.leader import Leadership
 from quantdrift.storage.schema.revision import check_schema
 from quantdrift.storage.serving import servings

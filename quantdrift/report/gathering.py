@@ -39,7 +39,7 @@ from quantdrift.storage.estimates import MOST_ROWS
 from quantdrift.storage.figures import Version as SeenVersion
 from quantdrift.storage.figures import of_alert, people_affected
 from quantdrift.storage.figures import versions as versions_until
-from quantdrift.storage.incidents import list_incidents, with_costs
+from quantdrift.storage.incidents.incidents import list_incidents, with_costs
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.page.history import baselines, directions, times
 from quantdrift.storage.page.now import item_times

@@ -26,7 +26,7 @@ from quantdrift.storage.fold_rows import (
     VerdictRow,
     from_us,
 )
-from quantdrift.storage.monitor.incidents import write_incidents
+from quantdrift.storage.incidents.writing import write_incidents
 from quantdrift.storage.monitor.noise import write_floors, write_noise_change
 from quantdrift.storage.schema import tables
 

@@ -23,8 +23,8 @@ from quantdrift.core.config.schema import Config, Model, Notify, Reference, Web
 from quantdrift.show.page.server import page_port
 from quantdrift.storage.alerts.alerts import Act, FindingKind, act, add_finding, find_alert
 from quantdrift.storage.database import Database
-from quantdrift.storage.incidents import IncidentCount, Say, say, store_count
-from quantdrift.storage.monitor.incidents import write_incidents
+from quantdrift.storage.incidents.incidents import IncidentCount, Say, say, store_count
+from quantdrift.storage.incidents.writing import write_incidents
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.schema.roles import OPERATOR, READER

@@ -22,7 +22,7 @@ from quantdrift.storage.alerts.alerts import Act, act
 from quantdrift.storage.audit import entries
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold_rows import BatchRows
-from quantdrift.storage.incidents import Say, count_due, find_incident, say, store_count, story
+from quantdrift.storage.incidents.incidents import Say, count_due, find_incident, say, store_count, story
 from quantdrift.storage.schema.roles import OPERATOR, READER
 from tests.support.monitor.fold_stream import (
     ALL_ID,

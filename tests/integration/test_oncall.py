@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from quantdrift.storage.database import Database
-from quantdrift.storage.incidents import Say, say
+from quantdrift.storage.incidents.incidents import Say, say
 from tests.support.monitor.fold_stream import (
     FAINT_ID,
     SECOND_US,

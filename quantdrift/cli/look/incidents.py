@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def _current(connection: "AsyncConnection") -> dict[int, str]:
-    from quantdrift.storage.incidents import list_incidents
+    from quantdrift.storage.incidents.incidents import list_incidents
 
     current_incidents = await list_incidents(connection)
     return {
@@ -59,7 +59,7 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_ended: bool,
     """
     from quantdrift.core.links import incident_page
     from quantdrift.facts.words.incident import incident_table
-    from quantdrift.storage.incidents import list_incidents, with_costs
+    from quantdrift.storage.incidents.incidents import list_incidents, with_costs
 
     async def ask(connection: "AsyncConnection") -> "list[Incident]":
         listed = await list_incidents(connection, model=model, with_ended=with_ended)
@@ -102,7 +102,7 @@ def show(config_path: Path, data: Path | None, number: int, *, as_json: bool) ->
         standing_sentence,
         unknown_sentence,
     )
-    from quantdrift.storage.incidents import find_incident, has_labels, story, with_costs
+    from quantdrift.storage.incidents.incidents import find_incident, has_labels, story, with_costs
 
     async def ask(connection: "AsyncConnection") -> "tuple[Incident, list[StoryEvent], bool]":
         (incident,) = await with_costs(connection, [await find_incident(connection, number)], config)
@@ -209,7 +209,7 @@ _DONE = {
 
 
 def _say(config_path: Path, data: Path | None, number: int, what: str, reason: str, *, as_json: bool) -> None:
-    from quantdrift.storage.incidents import Say, say
+    from quantdrift.storage.incidents.incidents import Say, say
 
     decide(
         config_path,

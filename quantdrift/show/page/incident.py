@@ -17,7 +17,7 @@ from quantdrift.facts.words.incident import (
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, NOT_REFUSED, Refused, act_by_form, who_may_act
 from quantdrift.storage.alerts.alerts import LONGEST_REASON
-from quantdrift.storage.incidents import (
+from quantdrift.storage.incidents.incidents import (
     Say,
     find_incident,
     has_labels,

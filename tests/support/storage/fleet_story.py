@@ -27,7 +27,7 @@ from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
-from quantdrift.storage.incidents import count_due, store_count
+from quantdrift.storage.incidents.incidents import count_due, store_count
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 MODELS: Final = ("digits", "letters", "young")

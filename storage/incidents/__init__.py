@@ -1,0 +1,1 @@
+"""Incidents: how they are counted after a fold, and what people read and do."""
