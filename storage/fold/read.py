@@ -44,7 +44,7 @@ from quantdrift.storage.fold_rows import (
     from_us,
     to_us,
 )
-from quantdrift.storage.monitor.noise import floors, noise_of
+from quantdrift.storage.noise import floors, noise_of
 
 _HOUR: Final = timedelta(hours=1)
 _MONITOR: Final = "monitor"  # worker of the batches that it makes itself

@@ -27,7 +27,7 @@ from quantdrift.storage.fold_rows import (
     from_us,
 )
 from quantdrift.storage.incidents.writing import write_incidents
-from quantdrift.storage.monitor.noise import write_floors, write_noise_change
+from quantdrift.storage.noise import write_floors, write_noise_change
 from quantdrift.storage.schema import tables
 
 _HOUR: Final = timedelta(hours=1)

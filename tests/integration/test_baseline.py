@@ -18,11 +18,11 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.audit import Action
+from quantdrift.storage.baselines import Decision, decide, rows_since
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, refold, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import BatchRows, DetectorRow, Position, Snapshot, Source, TransitionRow
-from quantdrift.storage.monitor.baseline import Decision, decide, rows_since
 from tests.support.commands import invoked
 from tests.support.monitor.fold_stream import (
     ALL_ID,

@@ -11,9 +11,9 @@ from sqlalchemy.dialects.postgresql import INT8MULTIRANGE, JSONB, UUID
 import quantdrift.storage.admin.retention
 from quantdrift.core.config.schema import Storage
 from quantdrift.storage.admin.retention import ENDS, Maintenance, maintain
+from quantdrift.storage.baselines import baselines
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import resume
-from quantdrift.storage.monitor.baseline import baselines
 from quantdrift.storage.schema.partitions import ensure_partitions, partition_days
 from quantdrift.storage.schema.tables import Base
 

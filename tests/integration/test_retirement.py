@@ -21,7 +21,7 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, refold, resume
 from quantdrift.storage.fold.write import write
-from quantdrift.storage.monitor.traffic import read_evidence, read_traffic
+from quantdrift.storage.sampling import read_evidence, read_traffic
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import (
     DiscoveryRow,

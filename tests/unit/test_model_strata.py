@@ -16,7 +16,7 @@ from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
 from quantdrift.sidecar.sampling.second_phase import SecondPhase
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.storage.fold_rows import Catalog, SliceRow
-from quantdrift.storage.monitor.traffic import (
+from quantdrift.storage.sampling import (
     Offered,
     RecentItems,
     SignalEvidence,

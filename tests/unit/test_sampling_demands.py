@@ -20,7 +20,7 @@ from quantdrift.monitor.sampling.demands import (
     surged,
 )
 from quantdrift.sidecar.state.policy import check_policy
-from quantdrift.storage.monitor.traffic import (
+from quantdrift.storage.sampling import (
     Offered,
     RecentItems,
     SignalEvidence,

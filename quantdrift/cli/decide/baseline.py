@@ -17,7 +17,7 @@ from quantdrift.core.text import columns
 
 if TYPE_CHECKING:
     from quantdrift.monitor.baselines.decisions import Scope
-    from quantdrift.storage.monitor.baseline import BaselineFact
+    from quantdrift.storage.baselines import BaselineFact
 
 _MODEL = click.option("--model", required=True, help="Name of the model.")
 _VERSION = click.option("--version", default="", help="Candidate version.  [default: the newest]")
@@ -84,8 +84,8 @@ def list_(
       quantdrift baseline list --model digits
       quantdrift baseline list --slice scanner=archive --history --json
     """
+    from quantdrift.storage.baselines import BaselineFact, baselines, find_slices, find_version
     from quantdrift.storage.database import Database
-    from quantdrift.storage.monitor.baseline import BaselineFact, baselines, find_slices, find_version
 
     _, secrets = prepare(config_path, Role.REPORT, data)
 

@@ -236,7 +236,7 @@ async def _more(
     from quantdrift.storage.database import Database
     from quantdrift.storage.figures import last_day, versions
     from quantdrift.storage.fold.discovery_log import changes_of, place_changes_of
-    from quantdrift.storage.monitor.noise import floors_of
+    from quantdrift.storage.noise import floors_of
 
     async with Database(secrets.dsn) as database, database.begin() as connection:
         rows = [] if listed.id is None else await signals_of(connection, listed.id)

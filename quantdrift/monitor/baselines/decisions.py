@@ -16,10 +16,7 @@ from quantdrift.drift.evidence.state import load_state
 from quantdrift.monitor.baselines.learn import Learned, Learning
 from quantdrift.monitor.fold.groups import LEARNED
 from quantdrift.storage.audit import Action, who
-from quantdrift.storage.database import Database
-from quantdrift.storage.fold.read import read_catalog
-from quantdrift.storage.fold_rows import Source
-from quantdrift.storage.monitor.baseline import (
+from quantdrift.storage.baselines import (
     Decision,
     VersionFact,
     count_waiting,
@@ -30,6 +27,9 @@ from quantdrift.storage.monitor.baseline import (
     rows_since,
     watched_signals,
 )
+from quantdrift.storage.database import Database
+from quantdrift.storage.fold.read import read_catalog
+from quantdrift.storage.fold_rows import Source
 
 LEAST_BUDGET = 1e-5  # as in the configuration
 FUTURE = datetime(9999, 1, 1, tzinfo=UTC)

@@ -20,7 +20,7 @@ from quantdrift.drift.evidence.state import load_state
 from quantdrift.drift.sampling.allocation import Allocation, Budget, Demand, Recent, allocate, urgency
 from quantdrift.drift.sampling.boosts import Layout
 from quantdrift.drift.sampling.stratification import margin_edges
-from quantdrift.storage.monitor.traffic import SignalEvidence, SliceTraffic, TrafficRecord
+from quantdrift.storage.sampling import SignalEvidence, SliceTraffic, TrafficRecord
 
 LEAST_ITEMS = 200  # with fewer no policy is made: the current rates stay
 

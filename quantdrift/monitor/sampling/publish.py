@@ -46,7 +46,7 @@ from quantdrift.core.telemetry import (
 from quantdrift.monitor.sampling.demands import draft, lowered, summary_of, surged
 from quantdrift.monitor.sampling.lag import LOOK_S, Lag, Limits, advance, lag_of
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.traffic import read_evidence, read_traffic, replayed_per_s
+from quantdrift.storage.sampling import read_evidence, read_traffic, replayed_per_s
 
 _SOONER = 0.2  # of POLICY_S: the shortest time to the next policy after a surge
 _WINDOW_S = 3600.0  # age up to which items count as recent

@@ -12,7 +12,7 @@ from quantdrift.core.sampling.policy_message import PolicyMessage, name_of
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.state import dump_state
-from quantdrift.storage.monitor.traffic import SignalEvidence
+from quantdrift.storage.sampling import SignalEvidence
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SAMPLING = Sampling(
