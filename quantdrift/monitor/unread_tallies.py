@@ -15,8 +15,8 @@ from quantdrift.core.stream.backlog import are_tallies_read, read_backlog
 from quantdrift.core.stream.connection import Consumer, Queue
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.stream.tallies import read_tally
+from quantdrift.storage.account.expiries import SKEW, count_expired
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.expiries import SKEW, count_expired
 from quantdrift.storage.shadow.writer import Writer
 
 _LOG = logging.getLogger(__name__)

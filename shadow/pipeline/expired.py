@@ -12,8 +12,8 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.pipeline.metrics import ShadowMetrics
+from quantdrift.storage.account.expiries import SKEW, count_expired
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.expiries import SKEW, count_expired
 
 _LOG = logging.getLogger(__name__)
 _COUNT_S = 5.0

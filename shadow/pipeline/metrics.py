@@ -12,7 +12,7 @@ from quantdrift.core.telemetry import Telemetry
 from quantdrift.models.runtimes.canaries.check import CanaryOutcome
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult
-from quantdrift.storage.shadow.expiries import Expired
+from quantdrift.storage.account.expiries import Expired
 from quantdrift.storage.shadow.rows import StoreBatch, VectorRow, Written
 
 READY_S = 30.0

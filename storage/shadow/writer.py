@@ -30,6 +30,7 @@ from quantdrift.core.records import Loss, Tally
 from quantdrift.core.sealing import is_sealed, seal
 from quantdrift.core.slices import SliceKey, ValueRules
 from quantdrift.core.text import plain
+from quantdrift.storage.account.expiries import finished_before, note_numbers, note_tallies
 from quantdrift.storage.database import Database
 from quantdrift.storage.process_reports import SIDECAR, store_reports
 from quantdrift.storage.schema import tables
@@ -40,7 +41,6 @@ from quantdrift.storage.shadow.copy import (
     day_of,
     insert_comparisons,
 )
-from quantdrift.storage.shadow.expiries import finished_before, note_numbers, note_tallies
 from quantdrift.storage.shadow.places import Places
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,

@@ -27,7 +27,7 @@ from quantdrift.core.records import Loss, Tally
 from quantdrift.core.stream.backlog import read_waiting
 from quantdrift.core.stream.connection import Queue
 from quantdrift.sidecar.state import counts_file
-from quantdrift.storage.commands.account import Account, accounts
+from quantdrift.storage.account.account import Account, accounts
 from quantdrift.storage.database import Database
 from quantdrift.storage.server.postgres import PostgresServer
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE

@@ -24,10 +24,10 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.consume import Delivery
 from quantdrift.core.stream.tallies import read_tally
 from quantdrift.shadow.worker import serve
+from quantdrift.storage.account.coverage import Coverage
+from quantdrift.storage.account.expiries import count_expired, note_numbers
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import refold, resume
-from quantdrift.storage.report.coverage import Coverage
-from quantdrift.storage.shadow.expiries import count_expired, note_numbers
 from quantdrift.storage.shadow.writer import Writer
 from tests.support.monitor.monitor_processes import connected, until
 from tests.support.shadow.numbered import Sending, sending
@@ -472,7 +472,7 @@ async def test_many_gaps_are_closed_and_the_count_stays(
     config: Config, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shadow that has been too slow for days leaves a short row, and what it leaves out is not counted again."""
-    monkeypatch.setattr("quantdrift.storage.shadow.expiries._MOST_RANGES", 3)
+    monkeypatch.setattr("quantdrift.storage.account.expiries._MOST_RANGES", 3)
     async with (
         staged(config, postgres_dsn) as stage,
         sending(config) as sidecar,

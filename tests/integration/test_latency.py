@@ -27,8 +27,8 @@ from quantdrift.report.period import Period, PeriodKind
 from quantdrift.show.page.server import page_port
 from quantdrift.show.report.page import Form
 from quantdrift.show.report.page import write as write_report
+from quantdrift.storage.account.flow import flow
 from quantdrift.storage.alerts.evidence import Evidence
-from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import signals_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume

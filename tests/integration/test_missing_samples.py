@@ -25,7 +25,7 @@ from quantdrift.core.records import (
 )
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.show.page.server import page_port
-from quantdrift.storage.commands.flow import flow
+from quantdrift.storage.account.flow import flow
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.shares import read_share_hours

@@ -20,6 +20,7 @@ from quantdrift.core.errors import OperatorError, QuarantineReason
 from quantdrift.core.records import Loss, Predicate, StratumCount, Tally
 from quantdrift.core.slices import everything, slice_of
 from quantdrift.monitor.fold.fold import Fold
+from quantdrift.storage.account.expiries import count_expired
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
@@ -39,7 +40,6 @@ from quantdrift.storage.schema.roles import (
     statements,
 )
 from quantdrift.storage.schema.tables import Base
-from quantdrift.storage.shadow.expiries import count_expired
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ComparedItem,

@@ -12,7 +12,7 @@ from quantdrift.core.config.schema import Config, Model, Reference, Sidecar, Tel
 from quantdrift.core.process.states import PartState
 from quantdrift.core.sampling.pause import Order, Pause
 from quantdrift.core.stream.backlog import Waiting
-from quantdrift.storage.commands.flow import Flow, ModelFlow, Rates, Step
+from quantdrift.storage.account.flow import Flow, ModelFlow, Rates, Step
 
 pytestmark = pytest.mark.unit
 

@@ -18,7 +18,7 @@ from quantdrift.core.tasks import Task
 
 if TYPE_CHECKING:
     from quantdrift.core.stream.backlog import Waiting
-    from quantdrift.storage.commands.flow import Flow, ModelFlow, Step
+    from quantdrift.storage.account.flow import Flow, ModelFlow, Step
 
 IDLE: Final = timedelta(seconds=60)
 """Longest time in which a part that has work may do nothing."""

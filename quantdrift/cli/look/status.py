@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from quantdrift.core.stream.backlog import Waiting
     from quantdrift.facts.figures import Figure
     from quantdrift.facts.status import Serving
-    from quantdrift.storage.commands.account import Account
-    from quantdrift.storage.commands.flow import Flow, Latency, ModelFlow, Step
+    from quantdrift.storage.account.account import Account
+    from quantdrift.storage.account.flow import Flow, Latency, ModelFlow, Step
 
 _PORT_S: Final = 2.0
 _DATABASE_S: Final = 40.0
@@ -172,8 +172,8 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
     """Return the flow, or why the database cannot be asked."""
     try:
         from quantdrift.core.stream.errors import in_words
+        from quantdrift.storage.account.flow import flow
         from quantdrift.storage.address import Address
-        from quantdrift.storage.commands.flow import flow
         from quantdrift.storage.cost import replay_costs, replay_times
         from quantdrift.storage.database import Database
         from quantdrift.storage.page.now import in_time
@@ -326,7 +326,7 @@ def _account(facts: Facts, model: str | None = None) -> "Account | None":
     """Return the account of a model, or of all together; None without the database."""
     if facts.flow is None:
         return None
-    from quantdrift.storage.commands.account import Account
+    from quantdrift.storage.account.account import Account
 
     every = facts.flow.accounts
     wanted = every.values() if model is None else [every.get(model, {})]

@@ -7,7 +7,7 @@ from aiohttp import web
 from quantdrift.facts.figures import Window, WindowName
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE
-from quantdrift.storage.commands.flow import flow
+from quantdrift.storage.account.flow import flow
 from quantdrift.storage.cost import replay_costs
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.sampling.pause import Order
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import Serving
-from quantdrift.storage.commands.account import Account, accounts
+from quantdrift.storage.account.account import Account, accounts
 from quantdrift.storage.pauses import local_pauses
 from quantdrift.storage.serving import servings
 

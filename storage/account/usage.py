@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Predicate
+from quantdrift.storage.account.coverage import Coverage
 from quantdrift.storage.database import Database
-from quantdrift.storage.report.coverage import Coverage
 
 _SPAN: Final = text("""
     select extract(epoch from max(at) - min(at)) from tally where at >= :begin and at < :end

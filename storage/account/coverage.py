@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import text
 
+from quantdrift.storage.account.expiries import EXPIRED
 from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
 from quantdrift.storage.report.snapshot import SnapshotReader
-from quantdrift.storage.shadow.expiries import EXPIRED
 
 _EDGE = timedelta(minutes=15)  # a sidecar's clock may run ahead of the database's by so much
 
