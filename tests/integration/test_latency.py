@@ -29,13 +29,13 @@ from quantdrift.show.report.page import Form
 from quantdrift.show.report.page import write as write_report
 from quantdrift.storage.account.flow import flow
 from quantdrift.storage.alerts.evidence import Evidence
-from quantdrift.storage.commands.slice_list import signals_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import Source, to_us
 from quantdrift.storage.page.history import baselines, times
 from quantdrift.storage.page.now import item_times, reading
+from quantdrift.storage.slices.slice_list import signals_of
 from tests.support.monitor.alert_cases import page
 from tests.support.monitor.fold_stream import (
     ALL_ID,

@@ -151,8 +151,8 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     from quantdrift.facts.figures import shown
     from quantdrift.facts.words.size import size
     from quantdrift.storage.alerts.alerts import actions_of, find_alert, findings_of
-    from quantdrift.storage.commands.slice_list import where_of
     from quantdrift.storage.figures import of_alert, versions
+    from quantdrift.storage.slices.slice_list import where_of
 
     async def ask(
         connection: "AsyncConnection",

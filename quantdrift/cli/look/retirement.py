@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
     from quantdrift.storage.audit import Action
-    from quantdrift.storage.commands.slice_list import ListedSlice
     from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow
+    from quantdrift.storage.slices.slice_list import ListedSlice
 
 _MODEL = click.option("--model", default="", help="Model of the slice.")
 
@@ -142,9 +142,9 @@ async def _forgotten(config: Config, secrets: Secrets, model: str, which: str, r
     """
     from quantdrift.core.slices import SliceKey, ValueRules
     from quantdrift.storage.audit import Action, add, who
-    from quantdrift.storage.commands.slice_list import where_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.slices.places import forget as forget_slice
+    from quantdrift.storage.slices.slice_list import where_of
 
     listed = pick(await listed_slices(config, secrets, model), which, model)
     if listed.discovery is not None:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from quantdrift.core.config.schema import Config
     from quantdrift.monitor.baselines.signal_view import SelfNoise, SignalView
     from quantdrift.monitor.discovery.round import Round, VersionSearch
-    from quantdrift.storage.commands.slice_list import ListedSlice
     from quantdrift.storage.figures import SliceFigures
     from quantdrift.storage.fold.discovery_log import Change
+    from quantdrift.storage.slices.slice_list import ListedSlice
 
 _MODEL = click.option("--model", default="", help="Only this model.  [default: all]")
 
@@ -207,8 +207,8 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
     """
     from quantdrift.core.clock import SystemClock
     from quantdrift.core.config.wrong_values import nearest
-    from quantdrift.storage.commands.slice_list import list_slices
     from quantdrift.storage.database import Database
+    from quantdrift.storage.slices.slice_list import list_slices
 
     as_of = SystemClock().now()
     async with Database(secrets.dsn) as database, database.begin() as connection:
@@ -232,11 +232,11 @@ async def _more(
     from quantdrift.core.slices import EVERYTHING
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
     from quantdrift.storage.alerts.alerts import lately_replaced
-    from quantdrift.storage.commands.slice_list import alert_of, signals_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.figures import last_day, versions
     from quantdrift.storage.fold.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.noise import floors_of
+    from quantdrift.storage.slices.slice_list import alert_of, signals_of
 
     async with Database(secrets.dsn) as database, database.begin() as connection:
         rows = [] if listed.id is None else await signals_of(connection, listed.id)

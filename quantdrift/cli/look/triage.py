@@ -18,7 +18,7 @@ from quantdrift.facts.status import said
 
 if TYPE_CHECKING:
     from quantdrift.storage.alerts.alerts import AlertFact
-    from quantdrift.storage.commands.triage import TriagedSlice
+    from quantdrift.storage.slices.triage import TriagedSlice
 
 
 @click.command()
@@ -48,8 +48,8 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
 
     from quantdrift.drift.triage import triage as listed
     from quantdrift.storage.alerts.alerts import lately_replaced
-    from quantdrift.storage.commands.triage import watched
     from quantdrift.storage.database import Database
+    from quantdrift.storage.slices.triage import watched
 
     _, secrets = prepare(config_path, Role.REPORT, data)
 

@@ -38,11 +38,11 @@ from quantdrift.storage.alerts.alerts import (
     findings_of,
     list_alerts,
 )
-from quantdrift.storage.commands.slice_list import where_of
 from quantdrift.storage.figures import frozen, of_alert
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
+from quantdrift.storage.slices.slice_list import where_of
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)

@@ -1,1 +1,0 @@
-"""The queries of the commands."""
