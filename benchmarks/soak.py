@@ -56,12 +56,12 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.service import BATCHES_AT_ONCE
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.admin.retention import maintain
+from quantdrift.storage.comparisons.rows import ComparedExchange, ComparedItem, StoreBatch, VersionKey
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.server.postgres import PostgresServer
-from quantdrift.storage.shadow.rows import ComparedExchange, ComparedItem, StoreBatch, VersionKey
-from quantdrift.storage.shadow.writer import Writer
 
 MODEL: Final = "soak"
 SOURCE: Final = "pod-0"

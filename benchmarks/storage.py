@@ -49,12 +49,12 @@ from quantdrift.core.slices import ValueRules
 from quantdrift.report.period import Period
 from quantdrift.show.report import page
 from quantdrift.storage.admin.migrate import upgrade
+from quantdrift.storage.comparisons.copy import COLUMNS, Row, comparison_rows
+from quantdrift.storage.comparisons.rows import ComparedExchange
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.page.history import directions, margins, worst
 from quantdrift.storage.server.postgres import PostgresServer
-from quantdrift.storage.shadow.copy import COLUMNS, Row, comparison_rows
-from quantdrift.storage.shadow.rows import ComparedExchange
-from quantdrift.storage.shadow.writer import Writer
 
 LARGE: Final = 1024
 """Rows of a transaction of a worker that replays many items at a time: `shadow.batch_items`; the default is `BATCH`."""

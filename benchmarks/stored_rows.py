@@ -23,10 +23,10 @@ from quantdrift.core.slices import SliceKey, everything
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.models.comparators.classes.classification import ClassificationComparator
 from quantdrift.shadow.replay.rows import items_of
+from quantdrift.storage.comparisons.rows import ComparedExchange, StoreBatch, VersionKey
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.partitions import ensure_partitions
-from quantdrift.storage.shadow.rows import ComparedExchange, StoreBatch, VersionKey
-from quantdrift.storage.shadow.writer import Writer
 
 MODEL: Final = "digits"
 VERSION: Final = VersionKey(model=MODEL, candidate_version="int8-7", reference_digest="5f1d" * 16)

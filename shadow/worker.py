@@ -57,10 +57,10 @@ from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.references import Load, References, is_remote
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.shadow.slices.refresh import SliceRefresh
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import STATEMENT_TIMEOUT_S, Database
 from quantdrift.storage.process_reports import SHADOW, store_reports
 from quantdrift.storage.schema.revision import check_schema
-from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors
 
 _LOG = logging.getLogger(__name__)

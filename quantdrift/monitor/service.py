@@ -50,6 +50,7 @@ from quantdrift.monitor.unread_tallies import UnreadTallies
 from quantdrift.storage.address import Dsn
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.alerts.evidence import Evidence
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.circumstances import read_circumstances
 from quantdrift.storage.fold.read import claim, load_catalog, resume
@@ -59,7 +60,6 @@ from quantdrift.storage.incidents.incidents import count_due, mitigated_slices, 
 from quantdrift.storage.leader import Leadership
 from quantdrift.storage.schema.revision import check_schema
 from quantdrift.storage.serving import servings
-from quantdrift.storage.shadow.writer import Writer
 
 EXPORT_S: Final = 15.0
 """Time between two exports of the gauges, unless the variable of OpenTelemetry says otherwise."""

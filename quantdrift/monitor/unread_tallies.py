@@ -16,8 +16,8 @@ from quantdrift.core.stream.connection import Consumer, Queue
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.stream.tallies import read_tally
 from quantdrift.storage.account.expiries import SKEW, count_expired
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.writer import Writer
 
 _LOG = logging.getLogger(__name__)
 LOOK_S: Final = 5.0

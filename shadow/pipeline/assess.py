@@ -20,7 +20,7 @@ from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResul
 from quantdrift.shadow.replay.rows import items_of
 from quantdrift.shadow.slices.clusters import ClusterSlices
 from quantdrift.shadow.slices.discovered import ByModel
-from quantdrift.storage.shadow.rows import (
+from quantdrift.storage.comparisons.rows import (
     ComparedExchange,
     ComparedItem,
     Quarantined,

@@ -16,7 +16,7 @@ from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope, read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.storage.shadow.rows import Quarantined, Unreferenced, VersionKey
+from quantdrift.storage.comparisons.rows import Quarantined, Unreferenced, VersionKey
 
 Case = PreparedExchange | Quarantined | Unreferenced
 _ID = re.compile(r"[0-9a-fA-F]{32}")

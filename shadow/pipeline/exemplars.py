@@ -38,7 +38,7 @@ from quantdrift.core.stream.errors import StreamFullError, TooLargeError
 from quantdrift.core.tensors import DTYPES
 from quantdrift.models.tensors import codec
 from quantdrift.models.tensors.arrays import Array
-from quantdrift.storage.shadow.rows import ComparedExchange
+from quantdrift.storage.comparisons.rows import ComparedExchange
 
 _LOG = logging.getLogger(__name__)
 _HOUR_S: Final = 3600.0

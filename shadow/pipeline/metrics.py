@@ -13,7 +13,7 @@ from quantdrift.models.runtimes.canaries.check import CanaryOutcome
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult
 from quantdrift.storage.account.expiries import Expired
-from quantdrift.storage.shadow.rows import StoreBatch, VectorRow, Written
+from quantdrift.storage.comparisons.rows import StoreBatch, VectorRow, Written
 
 READY_S = 30.0
 MOST_VERSIONS = 100

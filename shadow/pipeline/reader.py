@@ -34,7 +34,7 @@ from quantdrift.shadow.pipeline.stages import TakenMessage
 from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.storage.shadow.rows import Quarantined
+from quantdrift.storage.comparisons.rows import Quarantined
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_FETCH_S = 1.0  # how long a stop request may go unnoticed

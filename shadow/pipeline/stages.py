@@ -35,8 +35,8 @@ from quantdrift.shadow.pipeline.tracing import Spans
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.replay import Outcome
-from quantdrift.storage.shadow.rows import StoreBatch, VectorRow, Written
-from quantdrift.storage.shadow.writer import Writer
+from quantdrift.storage.comparisons.rows import StoreBatch, VectorRow, Written
+from quantdrift.storage.comparisons.writer import Writer
 
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
-from quantdrift.storage.shadow.rows import Written
+from quantdrift.storage.comparisons.rows import Written
 
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2

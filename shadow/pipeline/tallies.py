@@ -11,7 +11,7 @@ from quantdrift.core.stream.tallies import read_tally
 from quantdrift.shadow.pipeline.in_flight import acknowledge, give_back
 from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.shadow.pipeline.store import until_stored
-from quantdrift.storage.shadow.writer import Writer
+from quantdrift.storage.comparisons.writer import Writer
 
 _LOG = logging.getLogger(__name__)
 _FETCH = 64

@@ -29,7 +29,7 @@ from quantdrift.models.tensors.arrays import Outputs
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems
 from quantdrift.shadow.replay.replay import recheck_outputs
-from quantdrift.storage.shadow.rows import NoiseItem
+from quantdrift.storage.comparisons.rows import NoiseItem
 
 _LOG = logging.getLogger(__name__)
 _WAITING: Final = 4  # exchanges; each may be as large as the stream takes

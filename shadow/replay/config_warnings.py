@@ -21,7 +21,7 @@ from quantdrift.models.comparators.vision.class_map import MapReader
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.pairing import OutputPair, pair_of
-from quantdrift.storage.shadow.rows import ConfigWarningRow
+from quantdrift.storage.comparisons.rows import ConfigWarningRow
 
 N_ITEMS: Final = 256
 

@@ -31,7 +31,7 @@ from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems, version_of
 from quantdrift.shadow.replay.pairing import OutputPair, pair_of
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, replay_again
-from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
+from quantdrift.storage.comparisons.rows import NoiseItem, VersionKey
 
 _ALL_UNTIL: Final = 500  # first exchanges of a version, all chosen; of a slice, while there is room
 _MOST_SLICES: Final = 4_000  # of a version, whose exchanges are counted

@@ -10,7 +10,7 @@ from quantdrift.models.comparators.protocol import Comparator, Divergences
 from quantdrift.models.comparators.registry import comparator_of
 from quantdrift.models.tensors.arrays import Outputs
 from quantdrift.shadow.replay.exchange import PreparedExchange
-from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
+from quantdrift.storage.comparisons.rows import NoiseItem, VersionKey
 
 
 class RepeatedItems:

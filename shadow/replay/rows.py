@@ -10,7 +10,7 @@ import numpy as np
 
 from quantdrift.core.slices import SliceKey
 from quantdrift.models.comparators.protocol import Divergences, Flags, Values
-from quantdrift.storage.shadow.rows import ComparedItem
+from quantdrift.storage.comparisons.rows import ComparedItem
 
 _ENCODER = msgspec.json.Encoder()
 

@@ -25,7 +25,7 @@ from quantdrift.core.records import Exchange
 from quantdrift.core.slices import SliceKey, attribute_key
 from quantdrift.models.runtimes.embedding import vectors_of
 from quantdrift.models.tensors.arrays import Array
-from quantdrift.storage.shadow.rows import VectorRow
+from quantdrift.storage.comparisons.rows import VectorRow
 
 _HOUR_S: Final = 3600.0
 _U64: Final = 2.0**64

@@ -14,9 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.clusters import Clustering, dump_clustering, load_clustering
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.storage.admin.retention import in_chunks
+from quantdrift.storage.comparisons.rows import VectorRow
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema import slice_tables as tables
-from quantdrift.storage.shadow.rows import VectorRow
 
 MOST_BYTES: Final = 64 * 2**20
 _NEWEST: Final = text("""

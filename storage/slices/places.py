@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.admission import Place, decide
 from quantdrift.core.slices import OTHER, SliceKey
+from quantdrift.storage.comparisons.places import OF_SOURCE, VERSION, SharesRow, read_shares, write_shares
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.places import OF_SOURCE, VERSION, SharesRow, read_shares, write_shares
 
 _SOURCES: Final = text("select model, source from value_share order by 1, 2")
 # What has never been compared counts from when its row was made or when it got its place back.

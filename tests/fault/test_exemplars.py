@@ -34,7 +34,7 @@ from quantdrift.core.stream.exemplars import Kept, delete_exemplars, kept_exempl
 from quantdrift.release.diagnose.exemplars import exemplars, opener
 from quantdrift.shadow.pipeline import exemplars as keeping
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper, Offer, Sink
-from quantdrift.storage.shadow.rows import ComparedExchange
+from quantdrift.storage.comparisons.rows import ComparedExchange
 from tests.fault.test_embedded_servers import disk, fill  # noqa: F401 - a fixture
 from tests.support.commands import invoked
 from tests.support.nats_cluster import NatsCluster

@@ -26,9 +26,9 @@ from quantdrift.core.stream.tallies import read_tally
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.account.coverage import Coverage
 from quantdrift.storage.account.expiries import count_expired, note_numbers
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import refold, resume
-from quantdrift.storage.shadow.writer import Writer
 from tests.support.monitor.monitor_processes import connected, until
 from tests.support.shadow.numbered import Sending, sending
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved

@@ -166,7 +166,7 @@ async def test_the_messages_that_are_set_aside_share_one_limit(
     """However many models have stages of their own: a wrong configuration must not fill the disk."""
     bad = [exchange_of(inputs_of(1)[:, :2], inputs_of(1), model=model) for model in ("digits", "here")]
     monkeypatch.setattr(
-        "quantdrift.storage.shadow.writer.PAYLOAD_BYTES_PER_HOUR", max(len(encode(one)) for one in bad)
+        "quantdrift.storage.comparisons.writer.PAYLOAD_BYTES_PER_HOUR", max(len(encode(one)) for one in bad)
     )
     count = "select count(*) from quarantine"
 

@@ -28,11 +28,11 @@ from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.stream.tallies import read_tally
 from quantdrift.monitor.audit import MOST_OF_ONE, MOST_REPORTED, Auditor
 from quantdrift.storage.audit import Action, Head, add, entries, newest, verify
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import unfenced
 from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER, REPORT, ROLES, SHADOW, apply
 from quantdrift.storage.schema.slice_tables import Status
-from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.discovery import StoredRow, store
 from tests.support.commands import invoked
 from tests.support.storage.discovered_traffic import NOW, discovery, write_version

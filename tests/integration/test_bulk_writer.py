@@ -19,8 +19,7 @@ from quantdrift.core.records import Loss, Policy, StratumCount, Tally
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.shadow.pipeline.store import until_stored
 from quantdrift.storage.admin.retention import maintain
-from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.rows import (
+from quantdrift.storage.comparisons.rows import (
     ComparedExchange,
     ComparedItem,
     ConfigWarningRow,
@@ -30,7 +29,8 @@ from quantdrift.storage.shadow.rows import (
     VersionKey,
     Written,
 )
-from quantdrift.storage.shadow.writer import Writer
+from quantdrift.storage.comparisons.writer import Writer
+from quantdrift.storage.database import Database
 from tests.support.shadow.onnx_models import POLICY, exchange_of, inputs_of
 
 pytestmark = pytest.mark.integration
@@ -326,7 +326,7 @@ async def test_payloads_of_a_flood_are_left_out(
     database: Database, record: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the hourly allowance messages are set aside without their payload; an hour later it is there again."""
-    monkeypatch.setattr("quantdrift.storage.shadow.writer.PAYLOAD_BYTES_PER_HOUR", 5)
+    monkeypatch.setattr("quantdrift.storage.comparisons.writer.PAYLOAD_BYTES_PER_HOUR", 5)
     clock = ManualClock(datetime.now(UTC))
     writer = Writer(database, clock)
     for sequence in range(3):

@@ -41,9 +41,9 @@ from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.shadow.worker import serve
+from quantdrift.storage.comparisons.rows import StoreBatch
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.rows import StoreBatch
-from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors, newest_clusterings, prune, spaces
 from quantdrift.storage.slices.slice_list import list_slices
 from tests.support.shadow.onnx_models import N_FEATURES, WEIGHT, exchange_of, linear_model, saved

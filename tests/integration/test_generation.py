@@ -26,8 +26,8 @@ from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.writer import Writer
 from tests.support.monitor.monitor_processes import connected, running_monitor, until
 from tests.support.shadow.language_models import loaded, opening, remote_opening, rounded
 from tests.support.shadow.openai_exchanges import exchange, prepared

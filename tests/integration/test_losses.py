@@ -33,10 +33,10 @@ from quantdrift.core.records import (
 )
 from quantdrift.core.stream.connection import Queue
 from quantdrift.monitor.fold.fold import Fold
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
-from quantdrift.storage.shadow.writer import Writer
 from tests.support.commands import invoked
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
 from tests.support.sidecar.relay_process import SidecarProcess, free_port, running_backend, sidecar, wait

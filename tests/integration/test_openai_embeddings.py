@@ -19,7 +19,7 @@ from quantdrift.shadow.pipeline.classify import Case, classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
-from quantdrift.storage.shadow.rows import Quarantined
+from quantdrift.storage.comparisons.rows import Quarantined
 from tests.support.shadow.language_models import loaded, quantised
 from tests.support.shadow.openai_exchanges import exchange
 from tests.support.shadow.vllm_like import VllmLike, serving

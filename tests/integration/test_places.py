@@ -16,19 +16,19 @@ from quantdrift.core.config.schema import Capture, Config, Slice
 from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import SliceAssigner, ValueRules
 from quantdrift.monitor.places import PlaceKeeper
-from quantdrift.storage.database import Database
-from quantdrift.storage.fold.read import claim, resume
-from quantdrift.storage.locks import try_lock
-from quantdrift.storage.schema.partitions import ensure_partitions
-from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER, SHADOW
-from quantdrift.storage.shadow.rows import (
+from quantdrift.storage.comparisons.rows import (
     ComparedExchange,
     ComparedItem,
     StoreBatch,
     Unreferenced,
     VersionKey,
 )
-from quantdrift.storage.shadow.writer import Writer
+from quantdrift.storage.comparisons.writer import Writer
+from quantdrift.storage.database import Database
+from quantdrift.storage.fold.read import claim, resume
+from quantdrift.storage.locks import try_lock
+from quantdrift.storage.schema.partitions import ensure_partitions
+from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER, SHADOW
 from quantdrift.storage.slices.discovery import take_turn
 from tests.support.commands import invoked
 from tests.support.shadow.onnx_models import exchange_of, inputs_of

@@ -22,6 +22,14 @@ from quantdrift.core.slices import SliceAssigner, ValueRules
 from quantdrift.core.stream.connection import Queue
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.sidecar.capture.attributes import every_hash
+from quantdrift.storage.comparisons.rows import (
+    ComparedExchange,
+    ComparedItem,
+    Quarantined,
+    StoreBatch,
+    VersionKey,
+)
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
@@ -37,8 +45,6 @@ from quantdrift.storage.privacy import (
     text_columns,
 )
 from quantdrift.storage.schema.tables import Base
-from quantdrift.storage.shadow.rows import ComparedExchange, ComparedItem, Quarantined, StoreBatch, VersionKey
-from quantdrift.storage.shadow.writer import Writer
 from tests.support.commands import invoked
 from tests.support.monitor.fold_stream import CONFIG as WATCH
 from tests.support.monitor.fold_stream import FAINT_ID, batches, store_batch, store_catalog

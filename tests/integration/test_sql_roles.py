@@ -23,6 +23,15 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.account.expiries import count_expired
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.admin.retention import maintain
+from quantdrift.storage.comparisons.rows import (
+    ComparedExchange,
+    ComparedItem,
+    ConfigWarningRow,
+    Quarantined,
+    StoreBatch,
+    VersionKey,
+)
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
@@ -40,15 +49,6 @@ from quantdrift.storage.schema.roles import (
     statements,
 )
 from quantdrift.storage.schema.tables import Base
-from quantdrift.storage.shadow.rows import (
-    ComparedExchange,
-    ComparedItem,
-    ConfigWarningRow,
-    Quarantined,
-    StoreBatch,
-    VersionKey,
-)
-from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.discovery import StoredRow, store
 from tests.support.commands import invoked
 from tests.support.monitor.fold_stream import CONFIG as WATCH

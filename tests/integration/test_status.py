@@ -22,10 +22,10 @@ from quantdrift.core.process.admin import Admin
 from quantdrift.core.records import Loss, ModelCount, StratumCount, Tally
 from quantdrift.core.stream.backlog import read_waiting
 from quantdrift.core.stream.connection import Queue
+from quantdrift.storage.comparisons.rows import ConfigWarningRow
+from quantdrift.storage.comparisons.writer import Writer, write_doubts
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
-from quantdrift.storage.shadow.rows import ConfigWarningRow
-from quantdrift.storage.shadow.writer import Writer, write_doubts
 from tests.support.commands import invoked
 from tests.support.sidecar.relay_process import free_port
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons

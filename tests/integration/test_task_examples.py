@@ -16,10 +16,10 @@ from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
-from quantdrift.storage.shadow.writer import Writer
 from tests.support.shadow.task_examples import NAMES, answers, judge_of, made, prepared
 
 pytestmark = pytest.mark.integration

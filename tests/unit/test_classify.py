@@ -18,7 +18,7 @@ from quantdrift.shadow.pipeline.classify import Case, classify
 from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.storage.shadow.rows import Quarantined, Unreferenced
+from quantdrift.storage.comparisons.rows import Quarantined, Unreferenced
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit

@@ -10,7 +10,7 @@ from quantdrift.core.records import ExemplarKind, Way
 from quantdrift.core.slices import SliceKey
 from quantdrift.core.stream.config import EXEMPLARS_EACH, exemplars
 from quantdrift.shadow.pipeline.exemplars import Chooser, Chosen
-from quantdrift.storage.shadow.rows import ComparedExchange
+from quantdrift.storage.comparisons.rows import ComparedExchange
 from tests.support.shadow.compared_exchanges import ARCHIVE, compared_of, item_of
 
 pytestmark = pytest.mark.unit

@@ -31,7 +31,7 @@ from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, assemble, compare, replay
-from quantdrift.storage.shadow.rows import NoiseItem
+from quantdrift.storage.comparisons.rows import NoiseItem
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 from tests.support.shadow.openai_exchanges import chat, exchange
 from tests.support.shadow.openai_exchanges import prepared as answered

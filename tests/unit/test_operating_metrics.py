@@ -16,7 +16,7 @@ from quantdrift.shadow.pipeline.metrics import MOST_VERSIONS, ShadowMetrics, Ste
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
 from quantdrift.sidecar.state.metrics import observe
-from quantdrift.storage.shadow.rows import ComparedExchange, StoreBatch, VersionKey, Written
+from quantdrift.storage.comparisons.rows import ComparedExchange, StoreBatch, VersionKey, Written
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit

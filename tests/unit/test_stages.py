@@ -30,9 +30,9 @@ from quantdrift.shadow.pipeline.validate import AttributeRules
 from quantdrift.shadow.replay.exchange import Answer
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.worker import Pipeline
+from quantdrift.storage.comparisons.rows import Quarantined, VectorRow, Written
+from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.rows import Quarantined, VectorRow, Written
-from quantdrift.storage.shadow.writer import Writer
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit

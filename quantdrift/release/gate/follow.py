@@ -31,8 +31,8 @@ from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.storage import gate as stored
+from quantdrift.storage.comparisons.rows import Quarantined
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.rows import Quarantined
 
 _LOOK_S: Final = 5.0
 _LONGEST_FETCH_S: Final = 0.5

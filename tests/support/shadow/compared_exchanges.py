@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from quantdrift.core.records import Exchange, HeaderStratum, Policy, Sampling, Way
 from quantdrift.core.slices import SliceKey
-from quantdrift.storage.shadow.rows import ComparedExchange, ComparedItem, VersionKey
+from quantdrift.storage.comparisons.rows import ComparedExchange, ComparedItem, VersionKey
 
 ARCHIVE = SliceKey(model="digits", name="scanner=archive", predicate="archive")
 _POLICY = Policy(epoch="e1", header_strata=(HeaderStratum(name="default", rate=0.5),), body_strata=())

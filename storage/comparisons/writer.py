@@ -31,18 +31,15 @@ from quantdrift.core.sealing import is_sealed, seal
 from quantdrift.core.slices import SliceKey, ValueRules
 from quantdrift.core.text import plain
 from quantdrift.storage.account.expiries import finished_before, note_numbers, note_tallies
-from quantdrift.storage.database import Database
-from quantdrift.storage.process_reports import SIDECAR, store_reports
-from quantdrift.storage.schema import tables
-from quantdrift.storage.shadow.copy import (
+from quantdrift.storage.comparisons.copy import (
     InsertRows,
     comparison_rows,
     copy_comparisons,
     day_of,
     insert_comparisons,
 )
-from quantdrift.storage.shadow.places import Places
-from quantdrift.storage.shadow.rows import (
+from quantdrift.storage.comparisons.places import Places
+from quantdrift.storage.comparisons.rows import (
     ComparedExchange,
     ConfigWarningRow,
     NoiseItem,
@@ -51,6 +48,9 @@ from quantdrift.storage.shadow.rows import (
     VersionKey,
     Written,
 )
+from quantdrift.storage.database import Database
+from quantdrift.storage.process_reports import SIDECAR, store_reports
+from quantdrift.storage.schema import tables
 
 
 async def write_doubts(connection: AsyncConnection, doubts: Sequence[ConfigWarningRow], at: datetime) -> None:

@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.admission import COUNTERS_PER_PLACE, MOST_VERSIONS, Shares
 from quantdrift.core.records import UNVERIFIED, Predicate
 from quantdrift.core.slices import OTHER, SliceKey, ValueRules
+from quantdrift.storage.comparisons.rows import ComparedExchange, StoreBatch, VersionKey
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.rows import ComparedExchange, StoreBatch, VersionKey
 
 VERSION: Final = "version"
 """The source of the shares of a model's versions; sources of slices contain a dot or a colon."""

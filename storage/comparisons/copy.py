@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Way
-from quantdrift.storage.shadow.rows import ComparedExchange
+from quantdrift.storage.comparisons.rows import ComparedExchange
 
 COLUMNS: Final = (
     "captured_at",

@@ -1,0 +1,1 @@
+"""Comparisons: the rows that a worker stores of a batch, and how."""

@@ -1,1 +1,0 @@
-"""The shadow's writes."""
