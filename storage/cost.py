@@ -13,8 +13,8 @@ from quantdrift.core.config.schema import Config
 from quantdrift.facts.cost import Prices, cost_figure, cost_of_changed, cost_of_replays
 from quantdrift.facts.estimate import Estimate, ratio
 from quantdrift.facts.figures import Figure, Window
-from quantdrift.storage.estimates import hashed, statement, sums_of
-from quantdrift.storage.figures import Version, in_window
+from quantdrift.storage.figures.estimates import hashed, statement, sums_of
+from quantdrift.storage.figures.figures import Version, in_window
 
 _WORTH: Final = "worth"
 _MEASURES: Final = {

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.facts.estimate import ClusterSums, SharedSums
 from quantdrift.storage.audit import Action, add
-from quantdrift.storage.estimates import Side, SliceClusters, cluster_sums, hashed, statement, sums_of
+from quantdrift.storage.figures.estimates import Side, SliceClusters, cluster_sums, hashed, statement, sums_of
 
 EXCHANGE: Final = "exchange"
 TRACE: Final = "trace"

@@ -1,4 +1,4 @@
-"""Sums over clusters of values in memory: the same as `quantdrift.storage.estimates` takes from the tables."""
+"""Sums over clusters of values in memory: the same as `quantdrift.storage.figures.estimates` takes from the tables."""
 
 from typing import NamedTuple
 

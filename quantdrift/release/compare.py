@@ -23,7 +23,7 @@ from quantdrift.report.compare import DAYS, Sides, Span, compare_models, compare
 from quantdrift.report.compare import compare as compare_versions
 from quantdrift.report.figures import ComparedSlice, VersionComparison
 from quantdrift.storage.database import Database
-from quantdrift.storage.estimates import STATEMENT_S
+from quantdrift.storage.figures.estimates import STATEMENT_S
 from quantdrift.storage.report.reading import reading
 
 _MOST_ROWS: Final = 20

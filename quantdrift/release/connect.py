@@ -16,7 +16,7 @@ from quantdrift.release.blocking import wait_for
 from quantdrift.release.result import Result
 from quantdrift.storage.address import Address
 from quantdrift.storage.database import Database
-from quantdrift.storage.figures import SliceFigures, in_window, versions
+from quantdrift.storage.figures.figures import SliceFigures, in_window, versions
 from quantdrift.storage.incidents.incidents import list_incidents
 from quantdrift.storage.report.facts import Version
 from quantdrift.storage.report.reading import reading

@@ -30,7 +30,7 @@ from quantdrift.report.figures import ComparedSlice, ComparedVersion, Gap, SideF
 from quantdrift.report.finding import by_key, task_of
 from quantdrift.report.period import ceiling, floor
 from quantdrift.storage.cost import mean_worth, prices_of
-from quantdrift.storage.estimates import (
+from quantdrift.storage.figures.estimates import (
     MOST_ROWS,
     Side,
     SliceClusters,

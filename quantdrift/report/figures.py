@@ -18,7 +18,7 @@ from quantdrift.facts.words.comparison import compared
 from quantdrift.facts.words.labels import lost
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
-from quantdrift.storage.figures import SliceFigures as Measured
+from quantdrift.storage.figures.figures import SliceFigures as Measured
 from quantdrift.storage.page.history import Direction
 from quantdrift.storage.report.facts import Fleet, Grain, ReasonCount, StratumCounts
 

@@ -30,9 +30,9 @@ from quantdrift.report.figures import (
     SliceFigures,
 )
 from quantdrift.storage.alerts.alerts import AlertFact
-from quantdrift.storage.estimates import Sums
-from quantdrift.storage.figures import AlertFigures, of_slice
-from quantdrift.storage.figures import SliceFigures as Measured
+from quantdrift.storage.figures.estimates import Sums
+from quantdrift.storage.figures.figures import AlertFigures, of_slice
+from quantdrift.storage.figures.figures import SliceFigures as Measured
 from quantdrift.storage.page.history import Direction
 from quantdrift.storage.report.facts import (
     Example,

@@ -35,10 +35,10 @@ from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, resolution
 from quantdrift.storage.alerts.alerts import AlertFact, Finding, alerts_between, findings_of
 from quantdrift.storage.cost import changed_cost, prices_of, replay_costs, replay_times
-from quantdrift.storage.estimates import MOST_ROWS
-from quantdrift.storage.figures import Version as SeenVersion
-from quantdrift.storage.figures import of_alert, people_affected
-from quantdrift.storage.figures import versions as versions_until
+from quantdrift.storage.figures.estimates import MOST_ROWS
+from quantdrift.storage.figures.figures import Version as SeenVersion
+from quantdrift.storage.figures.figures import of_alert, people_affected
+from quantdrift.storage.figures.figures import versions as versions_until
 from quantdrift.storage.incidents.incidents import list_incidents, with_costs
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.page.history import baselines, directions, times

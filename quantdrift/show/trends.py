@@ -10,7 +10,7 @@ from markupsafe import Markup
 from quantdrift.core.records import Metric
 from quantdrift.facts.words.happened import ONSET
 from quantdrift.show.charts import HEIGHT, Mark, Point, line
-from quantdrift.storage.estimates import Sums
+from quantdrift.storage.figures.estimates import Sums
 from quantdrift.storage.report.facts import SliceSums
 
 _TRUSTED = 20  # effective exchanges that a point needs to count for the height of the axis

@@ -21,7 +21,7 @@ from quantdrift.facts.incidents import Incident, IncidentState, Mitigation, Stor
 from quantdrift.storage.alerts.alerts import check_reason, close_alerts
 from quantdrift.storage.audit import Action, add
 from quantdrift.storage.cost import mean_worth, prices_of
-from quantdrift.storage.estimates import hashed, statement, sums_of
+from quantdrift.storage.figures.estimates import hashed, statement, sums_of
 from quantdrift.storage.page.now import in_time
 
 _SERVING: Final = f"""

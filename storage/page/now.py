@@ -17,7 +17,7 @@ from quantdrift.facts.status import WORST_FIRST
 from quantdrift.storage import cost
 from quantdrift.storage.cost import ReplayTime
 from quantdrift.storage.database import Database
-from quantdrift.storage.figures import SliceFigures, Version, last_day, people_affected
+from quantdrift.storage.figures.figures import SliceFigures, Version, last_day, people_affected
 from quantdrift.storage.labels import Outcome, outcomes
 from quantdrift.storage.page import queries
 

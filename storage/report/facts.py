@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.storage.estimates import Sums
+from quantdrift.storage.figures.estimates import Sums
 
 
 class _Fact(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.account.coverage import Coverage
 from quantdrift.storage.database import Database
+from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.report.compare import VersionReader
-from quantdrift.storage.report.divergence import Divergence
 from quantdrift.storage.report.facts import (
     Changes,
     Decision,

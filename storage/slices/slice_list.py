@@ -13,7 +13,7 @@ from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Predicate
 from quantdrift.facts.status import Serving
 from quantdrift.storage.alerts.alerts import AlertFact, find_alert
-from quantdrift.storage.figures import last_day, versions
+from quantdrift.storage.figures.figures import last_day, versions
 from quantdrift.storage.fold.read import detector_row
 from quantdrift.storage.fold_rows import DetectorRow
 from quantdrift.storage.schema.slice_tables import Status

@@ -27,7 +27,7 @@ from quantdrift.facts.figures import Figure
 from quantdrift.report.compare import compare
 from quantdrift.report.figures import ComparedSlice, VersionComparison
 from quantdrift.storage.database import Database
-from quantdrift.storage.estimates import STATEMENT_S
+from quantdrift.storage.figures.estimates import STATEMENT_S
 from quantdrift.storage.report.facts import Grain
 from quantdrift.storage.report.reading import Reader, reading
 from tests.support.commands import invoked

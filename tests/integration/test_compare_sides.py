@@ -13,7 +13,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.facts.figures import FigureName
 from quantdrift.report.compare import Sides, compare, compare_models, compare_periods, cut
 from quantdrift.storage.database import Database
-from quantdrift.storage.estimates import STATEMENT_S
+from quantdrift.storage.figures.estimates import STATEMENT_S
 from quantdrift.storage.report.reading import reading
 from tests.support.commands import invoked
 from tests.support.storage.release_rows import BEGIN, NEW, OLD, RELEASE, ReleaseWeek, write_release_week

@@ -10,7 +10,7 @@ from quantdrift.facts.estimate import Estimate
 from quantdrift.facts.figures import Figure, FigureName, Subject, Window, WindowName
 from quantdrift.storage.cost import changed_cost, lost_costs, replay_times
 from quantdrift.storage.database import Database
-from quantdrift.storage.figures import Version
+from quantdrift.storage.figures.figures import Version
 from tests.support.storage.release_rows import END, NEW, RELEASE, ReleaseWeek, write_release_week
 
 pytestmark = pytest.mark.integration

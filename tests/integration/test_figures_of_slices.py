@@ -13,7 +13,7 @@ from quantdrift.facts.interval import HIGHEST
 from quantdrift.facts.status import Serves
 from quantdrift.storage import figures
 from quantdrift.storage.database import Database
-from quantdrift.storage.report.divergence import Divergence
+from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.report.facts import Grain, Window
 from quantdrift.storage.serving import servings
 

@@ -15,8 +15,8 @@ from quantdrift.facts.words.ending import AFTER
 from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, episodes, gaps, grouped, models
 from quantdrift.storage.alerts.alerts import AlertFact
-from quantdrift.storage.estimates import Sums
-from quantdrift.storage.figures import frozen
+from quantdrift.storage.figures.estimates import Sums
+from quantdrift.storage.figures.figures import frozen
 from quantdrift.storage.report.facts import SliceName, SliceSums, VerdictFact, Version
 from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.report_figures import NOW, make_episode

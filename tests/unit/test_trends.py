@@ -7,7 +7,7 @@ import pytest
 from quantdrift.core.records import Metric
 from quantdrift.facts.estimate import ClusterSums
 from quantdrift.show.trends import Grid, Trend, trend
-from quantdrift.storage.estimates import Sums
+from quantdrift.storage.figures.estimates import Sums
 from quantdrift.storage.report.facts import SliceSums
 from tests.support.monitor.report_figures import NOW
 

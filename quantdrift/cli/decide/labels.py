@@ -262,8 +262,8 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
     from quantdrift.report.labels import worst_first
     from quantdrift.storage.cost import lost_costs, prices_of
     from quantdrift.storage.database import Database
-    from quantdrift.storage.estimates import STATEMENT_S
-    from quantdrift.storage.figures import versions
+    from quantdrift.storage.figures.estimates import STATEMENT_S
+    from quantdrift.storage.figures.figures import versions
     from quantdrift.storage.labels import outcomes
     from quantdrift.storage.report.reading import reading
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from quantdrift.core.config.schema import Config
     from quantdrift.core.records import Predicate
     from quantdrift.storage.alerts.alerts import ActionFact, AlertFact, Finding
-    from quantdrift.storage.figures import AlertFigures
+    from quantdrift.storage.figures.figures import AlertFigures
 
 _MOST_CHARACTERS = 60
 COMPLETION_S = 2.0
@@ -151,7 +151,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     from quantdrift.facts.figures import shown
     from quantdrift.facts.words.size import size
     from quantdrift.storage.alerts.alerts import actions_of, find_alert, findings_of
-    from quantdrift.storage.figures import of_alert, versions
+    from quantdrift.storage.figures.figures import of_alert, versions
     from quantdrift.storage.slices.slice_list import where_of
 
     async def ask(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quantdrift.core.config.schema import Config
     from quantdrift.monitor.baselines.signal_view import SelfNoise, SignalView
     from quantdrift.monitor.discovery.round import Round, VersionSearch
-    from quantdrift.storage.figures import SliceFigures
+    from quantdrift.storage.figures.figures import SliceFigures
     from quantdrift.storage.fold.discovery_log import Change
     from quantdrift.storage.slices.slice_list import ListedSlice
 
@@ -233,7 +233,7 @@ async def _more(
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
     from quantdrift.storage.alerts.alerts import lately_replaced
     from quantdrift.storage.database import Database
-    from quantdrift.storage.figures import last_day, versions
+    from quantdrift.storage.figures.figures import last_day, versions
     from quantdrift.storage.fold.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.noise import floors_of
     from quantdrift.storage.slices.slice_list import alert_of, signals_of

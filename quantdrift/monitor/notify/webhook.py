@@ -35,7 +35,7 @@ from quantdrift.storage.alerts.alerts import (
     end_delivery,
 )
 from quantdrift.storage.database import Database
-from quantdrift.storage.figures import frozen
+from quantdrift.storage.figures.figures import frozen
 from quantdrift.storage.leader import Fence
 
 SIGNATURE: Final = "Quantdrift-Signature"

@@ -38,7 +38,7 @@ from quantdrift.storage.alerts.alerts import (
     findings_of,
     list_alerts,
 )
-from quantdrift.storage.figures import frozen, of_alert
+from quantdrift.storage.figures.figures import frozen, of_alert
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries

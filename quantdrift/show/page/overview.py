@@ -16,7 +16,7 @@ from quantdrift.show import charts
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, address, query_number, query_text
 from quantdrift.storage.alerts.alerts import AlertFact, alerts_by_id
-from quantdrift.storage.figures import SliceFigures
+from quantdrift.storage.figures.figures import SliceFigures
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
 from quantdrift.storage.serving import servings

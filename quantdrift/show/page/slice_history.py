@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from quantdrift.show.trends import Grid
+from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
-from quantdrift.storage.report.divergence import Divergence
 from quantdrift.storage.report.facts import Grain, SliceSums, Window
 
 _HOUR: Final = timedelta(hours=1)

@@ -21,7 +21,7 @@ from quantdrift.report.figures import (
     Unreferenced,
 )
 from quantdrift.report.period import PeriodKind
-from quantdrift.storage.figures import SliceFigures as Measured
+from quantdrift.storage.figures.figures import SliceFigures as Measured
 from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute
 
-from quantdrift.storage.estimates import (
+from quantdrift.storage.figures.estimates import (
     MORE_MEASURES,
     ROLL_UP,
     Side,

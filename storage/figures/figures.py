@@ -14,7 +14,7 @@ from quantdrift.facts import figures
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.figures import HOUR, Counted, Figure, FigureName, Scope, Served, Subject, Window
 from quantdrift.storage.alerts.alerts import AlertFact
-from quantdrift.storage.estimates import ROLL_UP, Sums, sums_of_roll_up
+from quantdrift.storage.figures.estimates import ROLL_UP, Sums, sums_of_roll_up
 
 # Sums over people are added for the slices that are shown alone: there may be thousands of slices. A declared slice without rows in an
 # hour had no traffic then; a fitted or discovered one was not counted before it existed, so its figures are of the whole hours since.

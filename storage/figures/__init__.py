@@ -1,0 +1,1 @@
+"""Figures: the sums of slices over a time, from single comparisons or from roll-ups."""
