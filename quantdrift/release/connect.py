@@ -18,8 +18,7 @@ from quantdrift.storage.address import Address
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.figures import SliceFigures, in_window, versions
 from quantdrift.storage.incidents.incidents import list_incidents
-from quantdrift.storage.report.facts import Version
-from quantdrift.storage.report.reading import reading
+from quantdrift.storage.report.reading import Version, reading
 
 if TYPE_CHECKING:
     import pandas as pd

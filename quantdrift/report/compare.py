@@ -39,8 +39,8 @@ from quantdrift.storage.figures.estimates import (
     pair_sums,
     sums_of_clusters,
 )
-from quantdrift.storage.report.facts import Grain, SliceName, Version, VersionSpan, Window
-from quantdrift.storage.report.reading import Reader
+from quantdrift.storage.figures.periods import Grain, VersionSpan, Window
+from quantdrift.storage.report.reading import Reader, SliceName, Version
 
 DAYS: Final = 7
 """Of each version, this many of its newest days are compared."""

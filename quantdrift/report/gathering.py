@@ -39,12 +39,12 @@ from quantdrift.storage.figures.estimates import MOST_ROWS
 from quantdrift.storage.figures.figures import Version as SeenVersion
 from quantdrift.storage.figures.figures import of_alert, people_affected
 from quantdrift.storage.figures.figures import versions as versions_until
+from quantdrift.storage.figures.periods import Extent, Grain, SliceSums, Window
 from quantdrift.storage.incidents.incidents import list_incidents, with_costs
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.page.history import baselines, directions, times
 from quantdrift.storage.page.now import item_times
-from quantdrift.storage.report.facts import Changes, Extent, Grain, SliceSums, Version, Window
-from quantdrift.storage.report.reading import Reader
+from quantdrift.storage.report.reading import Changes, Reader, Version
 from quantdrift.storage.serving import servings
 
 MOST_TABLE = 25  # slices in a version's table

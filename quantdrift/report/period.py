@@ -6,7 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.storage.report.facts import Extent, Grain, Window
+from quantdrift.storage.figures.periods import Extent, Grain, Window
 
 MOST_ITEMS = 300_000  # above it, even a short period is summed from the roll-ups
 MOST_BUCKETS = 60

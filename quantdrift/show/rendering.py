@@ -24,7 +24,7 @@ from quantdrift.facts.words.happened import ACTIONS, METRICS, ONSET, happened
 from quantdrift.facts.words.incident import story_text
 from quantdrift.facts.words.losses import REASONS
 from quantdrift.facts.words.speed import NOT_COMPARABLE, PARTS
-from quantdrift.storage.report.facts import Grain
+from quantdrift.storage.figures.periods import Grain
 
 PACKAGE: Final = "quantdrift.show"
 STYLE: Final = "style.css"

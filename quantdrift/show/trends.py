@@ -11,7 +11,7 @@ from quantdrift.core.records import Metric
 from quantdrift.facts.words.happened import ONSET
 from quantdrift.show.charts import HEIGHT, Mark, Point, line
 from quantdrift.storage.figures.estimates import Sums
-from quantdrift.storage.report.facts import SliceSums
+from quantdrift.storage.figures.periods import SliceSums
 
 _TRUSTED = 20  # effective exchanges that a point needs to count for the height of the axis
 _ENOUGH = 60  # effective exchanges wanted in each point

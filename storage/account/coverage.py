@@ -3,11 +3,11 @@
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
 
+import msgspec
 from sqlalchemy import text
 
 from quantdrift.storage.account.expiries import EXPIRED
-from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
-from quantdrift.storage.report.snapshot import SnapshotReader
+from quantdrift.storage.snapshot import SnapshotReader
 
 _EDGE = timedelta(minutes=15)  # a sidecar's clock may run ahead of the database's by so much
 
@@ -54,6 +54,53 @@ _QUARANTINED = text("""
     where quarantined_at >= :begin and quarantined_at < :end and (:model = '' or model in ('', :model))
     group by 1 order by 2 desc, 1
 """)
+
+
+class StratumCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one header stratum over the period, summed over sidecars.
+
+    Parameters
+    ----------
+    compared
+        Exchanges compared; None where the period is too large to count them by stratum.
+    lost
+        Taken exchanges that were lost, by reason; `expired` are part of the published ones as well.
+    models
+        Lost exchanges by model and reason, if the request named its model.
+    """
+
+    stratum: str
+    offered: int
+    taken: int
+    thinned: int
+    published: int
+    compared: int | None
+    lost: dict[str, int]
+    models: dict[str, dict[str, int]] = {}
+
+
+class ReasonCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Exchanges by reason, with one detail as an example (or empty)."""
+
+    reason: str
+    n: int
+    detail: str = ""
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """The sidecars of the period.
+
+    Parameters
+    ----------
+    sources, boots
+        Sidecars that published tallies, and their starts.
+    blind_connections
+        Connections that went unseen.
+    """
+
+    sources: int
+    boots: int
+    blind_connections: int
 
 
 class Coverage(SnapshotReader):

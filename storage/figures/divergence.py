@@ -31,9 +31,9 @@ from quantdrift.storage.figures.estimates import (
     sums_of_clusters,
     sums_of_roll_up,
 )
-from quantdrift.storage.report.facts import Extent, Grain, SliceBins, SliceSums, Window
-from quantdrift.storage.report.snapshot import SnapshotReader
+from quantdrift.storage.figures.periods import Extent, Grain, SliceBins, SliceSums, Window
 from quantdrift.storage.schema.tables import RollupDay, RollupHour
+from quantdrift.storage.snapshot import SnapshotReader
 
 N_BINS = 64
 MOST_DIVIDED: Final = 200_000

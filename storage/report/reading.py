@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -13,17 +14,9 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.account.coverage import Coverage
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.divergence import Divergence
-from quantdrift.storage.report.compare import VersionReader
-from quantdrift.storage.report.facts import (
-    Changes,
-    Decision,
-    Example,
-    SliceName,
-    VerdictFact,
-    Version,
-)
-from quantdrift.storage.report.snapshot import SnapshotReader
+from quantdrift.storage.figures.spans import VersionReader
 from quantdrift.storage.schema.tables import ReportRun
+from quantdrift.storage.snapshot import SnapshotReader
 
 _VERSIONS = text("""
     select id, model, candidate_version, reference_digest, coalesce(reference ->> 'precision', '') as precision, first_seen_at,
@@ -76,6 +69,86 @@ _EXAMPLES = text("""
         and slice_ids @> array[cast(:slice as int)] and (flip or not :flips)
     order by flip desc nulls last, divergence desc nulls last, captured_at desc limit :most
 """)
+
+
+class _Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """A row, or a sum of rows, of the database."""
+
+
+class Version(_Fact, frozen=True, kw_only=True):
+    """A candidate version with its reference; digest and precision of it are empty where it has none.
+
+    `doubt` is what that reference's outputs say against the configuration; empty: nothing.
+    """
+
+    id: int
+    model: str
+    candidate_version: str
+    reference_digest: str
+    precision: str = ""
+    doubt: str = ""
+    first_seen_at: datetime
+
+
+class SliceName(_Fact, frozen=True, kw_only=True):
+    """A slice with its name and predicate."""
+
+    id: int
+    model: str
+    name: str
+    predicate: str
+
+
+class VerdictFact(_Fact, frozen=True, kw_only=True):
+    """The verdict of a slice at the end of the period.
+
+    Parameters
+    ----------
+    reason
+        In words.
+    budgets
+        Accepted mean by metric, as the monitor wrote it; may lack some.
+    noise
+        The allowance for noise that was added to the budget, if there was one.
+    """
+
+    version_id: int
+    slice_id: int
+    verdict: Verdict
+    reason: str
+    since: datetime
+    budgets: dict[Metric, float]
+    noise: dict[Metric, float] = {}
+
+
+class Example(_Fact, frozen=True, kw_only=True):
+    """An example exchange of an alert; `trace` is its traceparent or empty, `detail` has its other measures."""
+
+    exchange_id: str
+    item: int
+    captured_at: datetime
+    flip: bool | None
+    divergence: float | None
+    trace: str
+    detail: dict[str, Any] | None = None
+
+
+class Decision(_Fact, frozen=True, kw_only=True):
+    """An entry of the audit: what a person decided, about what, and why; `model` is empty where it is no single one."""
+
+    at: datetime
+    actor: str
+    action: str
+    model: str
+    subject: str
+    note: str
+
+
+class Changes(_Fact, frozen=True, kw_only=True):
+    """The number of alerts in the period: those that paged, and those that remained tickets."""
+
+    pages: int
+    tickets: int
 
 
 class Reader(SnapshotReader):

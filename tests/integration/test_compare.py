@@ -28,7 +28,7 @@ from quantdrift.report.compare import compare
 from quantdrift.report.figures import ComparedSlice, VersionComparison
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.estimates import STATEMENT_S
-from quantdrift.storage.report.facts import Grain
+from quantdrift.storage.figures.periods import Grain
 from quantdrift.storage.report.reading import Reader, reading
 from tests.support.commands import invoked
 from tests.support.storage.release_rows import END, NEW, OLD, RELEASE, ReleaseWeek, write_release_week

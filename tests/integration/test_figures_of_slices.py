@@ -14,7 +14,7 @@ from quantdrift.facts.status import Serves
 from quantdrift.storage import figures
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.divergence import Divergence
-from quantdrift.storage.report.facts import Grain, Window
+from quantdrift.storage.figures.periods import Grain, Window
 from quantdrift.storage.serving import servings
 
 pytestmark = pytest.mark.integration

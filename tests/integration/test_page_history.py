@@ -8,8 +8,8 @@ import pytest
 
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.divergence import Divergence
+from quantdrift.storage.figures.periods import Grain, Window
 from quantdrift.storage.page import history
-from quantdrift.storage.report.facts import Grain, Window
 from tests.support.monitor.fold_stream import FAINT_ID, store_catalog
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 

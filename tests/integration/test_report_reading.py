@@ -11,7 +11,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.alerts.alerts import alerts_between
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.estimates import Sums
-from quantdrift.storage.report.facts import Grain, Window
+from quantdrift.storage.figures.periods import Grain, Window
 from quantdrift.storage.report.reading import Reader, reading, record_run
 from tests.support.storage.report_rows import (
     CAP,

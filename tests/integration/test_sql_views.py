@@ -11,7 +11,7 @@ import pytest
 
 from quantdrift.facts.estimate import ClusterSums, of_groups, ratio
 from quantdrift.storage.database import Database
-from quantdrift.storage.report.facts import Grain, Window
+from quantdrift.storage.figures.periods import Grain, Window
 from quantdrift.storage.report.reading import reading
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 

@@ -6,7 +6,7 @@ import pytest
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.report.period import MOST_BUCKETS, MOST_ITEMS, Period, resolution
-from quantdrift.storage.report.facts import Extent, Grain
+from quantdrift.storage.figures.periods import Extent, Grain
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from quantdrift.core.records import Metric
 from quantdrift.facts.estimate import ClusterSums
 from quantdrift.show.trends import Grid, Trend, trend
 from quantdrift.storage.figures.estimates import Sums
-from quantdrift.storage.report.facts import SliceSums
+from quantdrift.storage.figures.periods import SliceSums
 from tests.support.monitor.report_figures import NOW
 
 pytestmark = pytest.mark.unit

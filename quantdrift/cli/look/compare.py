@@ -14,7 +14,7 @@ from quantdrift.core.config.load import Role, load
 from quantdrift.core.errors import QuantdriftError
 
 if TYPE_CHECKING:
-    from quantdrift.storage.report.facts import Version
+    from quantdrift.storage.report.reading import Version
 
 _DAYS = 7
 _TIME: Final = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$")

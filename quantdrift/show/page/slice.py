@@ -21,10 +21,10 @@ from quantdrift.show.page.request import CONFIG, DATABASE, address, query_text, 
 from quantdrift.show.page.slice_history import Period, history, history_sql
 from quantdrift.show.trends import plot
 from quantdrift.storage.alerts.alerts import AlertFact, list_alerts
+from quantdrift.storage.figures.periods import Grain, SliceSums
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
-from quantdrift.storage.report.facts import Grain, SliceSums
 
 _DAY: Final = timedelta(days=1)
 _MOST_ID: Final = 2**31 - 1

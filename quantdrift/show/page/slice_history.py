@@ -10,9 +10,9 @@ import msgspec
 
 from quantdrift.show.trends import Grid
 from quantdrift.storage.figures.divergence import Divergence
+from quantdrift.storage.figures.periods import Grain, SliceSums, Window
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
-from quantdrift.storage.report.facts import Grain, SliceSums, Window
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)

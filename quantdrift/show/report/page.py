@@ -28,7 +28,7 @@ from quantdrift.show.report.markdown import render_markdown
 from quantdrift.show.trends import Grid, Plot, alert_marks, plot
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.estimates import STATEMENT_S
-from quantdrift.storage.report.facts import SliceSums
+from quantdrift.storage.figures.periods import SliceSums
 from quantdrift.storage.report.reading import reading, record_run
 
 __all__ = ["Form", "Period", "write"]

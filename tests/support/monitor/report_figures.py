@@ -21,8 +21,8 @@ from quantdrift.report.figures import (
     Unreferenced,
 )
 from quantdrift.report.period import PeriodKind
+from quantdrift.storage.account.coverage import Fleet, ReasonCount, StratumCounts
 from quantdrift.storage.figures.figures import SliceFigures as Measured
-from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Interval, bindparam, text
 
-from quantdrift.storage.report.facts import VersionSpan, Window
-from quantdrift.storage.report.snapshot import SnapshotReader
+from quantdrift.storage.figures.periods import VersionSpan, Window
+from quantdrift.storage.snapshot import SnapshotReader
 
 # The verdicts say when a version was compared last: neither `comparison` nor the roll-ups have an index on the version.
 _SPANS = text("""
