@@ -60,13 +60,15 @@ FALSE_SHARE: Final = 0.01
 MOST_KEYS: Final = 16
 """Most attributes of a version that are tested."""
 MOST_SLICES: Final = 1000
+APART: Final = 250
+"""Exchanges without a value, after which it begins another burst."""
 CORRELATIONS: Final = (0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 
 _LEAST_VALUES: Final = 20  # of an attribute in one look: with fewer it names groups of users, not users
 _LARGEST_SHARE: Final = 0.1  # of one value in a look
 _BURSTS: Final = 1.5  # times as many close exchanges with the same value as in a random order
 _REACH: Final = 8  # exchanges back that count as close
-_APART: Final = 250  # exchanges without a value, after which it begins another burst
+_GAPS: Final = 30  # times the lower quartile of the gaps; of one burst in a thousand a gap is longer
 _BACK: Final = 0.04  # of the bursts that are of a value that came before: with more it is one of a source
 
 
@@ -99,6 +101,50 @@ def could_be_session(values: Sequence[str]) -> bool:
     return n_close > max(_BURSTS * share * _REACH * len(values), _LEAST_VALUES)
 
 
+def come_near(values: Sequence[str], reach: int, *, least: int) -> bool:
+    """Return whether exchanges with one value are near each other more often than in a random order.
+
+    Parameters
+    ----------
+    values
+        Of each exchange; empty: it has none.
+    reach
+        Exchanges apart that are near.
+    least
+        How many more pairs there must be.
+    """
+    numbers: dict[str, int] = {}
+    number = np.array([numbers.setdefault(value, len(numbers)) if value else -1 for value in values])
+    sizes = np.bincount(number[number >= 0]).astype(np.float64)
+    n_near = 0
+    for lag in range(1, min(reach, len(number) - 1) + 1):
+        n_near += int(((number[lag:] == number[:-lag]) & (number[lag:] >= 0)).sum())
+    share = float((sizes * (sizes - 1)).sum()) / max(len(number) * (len(number) - 1), 1)
+    return n_near > _BURSTS * share * reach * len(number) + least
+
+
+def burst_gap(values: Sequence[str], *, least: int = APART, most: int = 2 * LOOK) -> int:
+    """Return after how many exchanges without a value its burst is over.
+
+    It is many times the gap that is usual within bursts: the lower quartile of all gaps, since longer ones may be between bursts.
+
+    Parameters
+    ----------
+    values
+        Of each exchange; empty: it has none.
+    least, most
+        Its range.
+    """
+    last: dict[str, int] = {}
+    gaps = []
+    for exchange, value in enumerate(values):
+        if value and value in last:
+            gaps.append(exchange - last[value])
+        last[value] = exchange
+    usual = float(np.quantile(gaps, 0.25)) if gaps else 0.0
+    return int(min(max(_GAPS * usual, least), most))
+
+
 def come_back(values: Sequence[str]) -> bool:
     """Return whether the values of an attribute come back after their bursts: those of sources do, those of visits do not.
 
@@ -112,8 +158,8 @@ def come_back(values: Sequence[str]) -> bool:
     for exchange, value in enumerate(values):
         if value:
             before = last.get(value)
-            n_bursts += before is None or exchange - before > _APART
-            n_back += before is not None and exchange - before > _APART
+            n_bursts += before is None or exchange - before > APART
+            n_back += before is not None and exchange - before > APART
             last[value] = exchange
     return n_back > _BACK * n_bursts
 
@@ -147,7 +193,7 @@ def log_evidence(
         if newest[0] >= 0 and values[newest[0]] != value:
             newest = (newest[0], newest[0])
         before = last.get(value) if value else None
-        if before is not None and exchange - before > _APART:
+        if before is not None and exchange - before > APART:
             burst_before[value] = before
         is_tested = exchange >= begin and (not sources or value in burst_before)
         if before is not None and exchange - before <= _REACH and is_tested:

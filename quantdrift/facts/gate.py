@@ -138,7 +138,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     n_copies, n_calibrated
         Recorded items that are copies of others, which count once, and that do not count because the candidate was calibrated on them.
     burst
-        How many items in a row are one observation, because neighbours are alike.
+        How many items in a row, or exchanges of live traffic, are one observation, because they are alike; 1: they are not.
+    burst_of
+        The attribute whose values tell bursts of live traffic apart; empty: their order does.
     missing_hours
         Hours of the day whose traffic was not seen and that hold up a pass; empty: none do.
     """
@@ -155,6 +157,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     n_copies: int = 0
     n_calibrated: int = 0
     burst: int = 1
+    burst_of: str = ""
     missing_hours: tuple[int, ...] = ()
 
     def without_hours(self, hours: Iterable[int]) -> "Decision":
@@ -185,6 +188,8 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
         Somebody stopped it before there was a verdict.
     hours
         Hours of the day of which exchanges were counted.
+    in_bursts, observations
+        Exchanges that come in bursts, and how many observations they count as; 0: they do not.
     """
 
     id: int
@@ -198,3 +203,5 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     forgotten: int = 0
     interrupted: bool = False
     hours: tuple[int, ...] = ()
+    in_bursts: int = 0
+    observations: int = 0

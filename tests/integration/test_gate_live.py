@@ -534,6 +534,38 @@ def test_rare_samples_weigh_more_so_the_mean_is_that_of_the_traffic(tmp_path: Pa
     assert gate.outcome is Outcome.FAIL
 
 
+def test_frames_of_one_camera_count_once(tmp_path: Path) -> None:
+    """Twenty alike frames in a row, none of which flips: 400 exchanges would pass one by one, and are a dozen bursts."""
+    model = Model(
+        name="digits", references=(Reference(path=str(saved(linear_model(), tmp_path / "fp32.onnx"))),)
+    )
+    references = References([model], lambda _, reference: OnnxRuntime(Path(reference.path), threads=1))
+    gate = LiveGate(
+        Config(models=(model,)),
+        model,
+        slices=[everything("digits")],
+        asked=Asked(slices=(Question.flips(0.01),)),
+        candidate=OnnxRuntime(tmp_path / "fp32.onnx", threads=1),
+        routes=(),
+        begun_at=datetime.now(UTC) - timedelta(minutes=1),
+        alpha=0.05,
+    )
+    rng = np.random.default_rng(1)
+    outcomes = set()
+    for number in range(400):
+        scene = inputs_of(1, seed=number // 20)
+        frame = (scene + 0.3 * rng.normal(size=scene.shape)).astype(np.float32)
+        wire = encode(exchange_of(frame))
+        case = classify(wire, sequence=0, n_delivered=1, max_deliveries=1, references=references)
+        assert isinstance(case, PreparedExchange)
+        gate.see(case)
+        outcomes.add(gate.outcome)
+    references.close()
+    assert outcomes == {Outcome.INSUFFICIENT}
+    assert gate.bursts is not None
+    assert (gate.bursts.n_exchanges >= 370, gate.bursts.n_observations <= 100) == (True, True)
+
+
 def test_the_mean_divergence_is_asked_of_live_traffic_too(site: Site) -> None:
     """A candidate that decides alike and whose scores differ fails by it alone; one that computes the same passes in every slice."""
     budget = "[models.budget]\nflip = 0.5\ndivergence = 0.02\ncap = 1.0\n"

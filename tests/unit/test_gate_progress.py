@@ -9,6 +9,7 @@ import pytest
 from quantdrift.drift.gate import Question, Trial, decision
 from quantdrift.facts.gate import Decision, Followed, Outcome
 from quantdrift.facts.words.gate import decided, so_far
+from quantdrift.facts.words.gate import followed as worded
 
 pytestmark = pytest.mark.unit
 
@@ -58,3 +59,18 @@ def test_a_pass_waits_for_the_hours_that_were_not_seen() -> None:
     assert passed.without_hours(set()) is passed
     failed = msgspec.structs.replace(passed, verdict=Outcome.FAIL)
     assert failed.without_hours({3}) is failed
+
+
+@pytest.mark.parametrize(
+    ("attribute", "declares"),
+    [("header.x-camera", 'set sampling.sticky_header = "x-camera"'), ("", "name the header that says whose")],
+)
+def test_answers_in_bursts_are_said_with_what_to_declare(attribute: str, declares: str) -> None:
+    """How many exchanges count as how many independent ones; without bursts nothing is said."""
+    live = followed(trial(400))
+    assert "bursts" not in str(worded(live))
+    decided_in_bursts = msgspec.structs.replace(live.decision, burst=20, burst_of=attribute)
+    live = msgspec.structs.replace(live, decision=decided_in_bursts, in_bursts=8_000, observations=400)
+    (said,) = [line for line in worded(live) if "bursts" in str(line)]
+    assert "of some 20: 8,000 exchanges count as 400 independent ones" in str(said)
+    assert declares in str(said)

@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 
 from quantdrift.core.text import Table
 from quantdrift.facts.gate import Decision, Followed, Kind, Load, Outcome, SliceAnswer
+from quantdrift.facts.words.alert import how_to_declare
 
 _SHOWN: Final = 1e-5  # a share below it is shown as 0
 _SECTION: Final = "quantdrift.gate"
@@ -72,6 +73,8 @@ def followed(live: Followed) -> list[str | Table]:
         )
     if live.forgotten:
         lines.append(f"{live.forgotten:,} were forgotten before they had a label: load labels more often")
+    if live.in_bursts:
+        lines.append(_bursts(live))
     lines += decided(decision, live.elapsed_s)
     if decision.verdict is Outcome.PASS:
         query = urlencode({"candidate": decision.candidate}, safe=":=", quote_via=quote)
@@ -79,6 +82,18 @@ def followed(live: Followed) -> list[str | Table]:
     if live.interrupted:
         lines.append(f"Interrupted: gate {live.id} has ended without a verdict.")
     return lines
+
+
+def _bursts(live: Followed) -> str:
+    """Return that answers come in bursts, what they count as, and how to declare them."""
+    decision = live.decision
+    of = f" of one {decision.burst_of}" if decision.burst_of else ""
+    declared = (
+        how_to_declare(decision.burst_of)
+        if decision.burst_of
+        else "if requests of one user or camera belong together, name the header that says whose they are in sampling.sticky_header"
+    )
+    return f"Answers come in bursts{of} of some {decision.burst}: {live.in_bursts:,} exchanges count as {live.observations:,} independent ones; {declared}"
 
 
 def so_far(live: Followed) -> str:

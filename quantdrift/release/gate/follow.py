@@ -276,6 +276,9 @@ class _Follower:
             at=datetime.now(UTC),
             run=self._job.run,
         ).without_hours(self._missing_hours())
+        bursts = self._gate.bursts
+        if bursts:
+            decided = msgspec.structs.replace(decided, burst=bursts.length, burst_of=bursts.attribute)
         return Followed(
             id=self._begun.id,
             decision=decided,
@@ -287,6 +290,8 @@ class _Follower:
             unlabelled=len(self._gate.expected),
             forgotten=self._gate.expected.forgotten,
             hours=tuple(sorted(self._gate.hours)),
+            in_bursts=bursts.n_exchanges if bursts else 0,
+            observations=bursts.n_observations if bursts else 0,
         )
 
     async def _record(self, found: Followed) -> None:

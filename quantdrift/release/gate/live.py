@@ -3,7 +3,8 @@
 The served outputs come with the exchange. The reference and the candidate compute theirs here; both answers are compared with the
 reference's. An exchange is one observation; with a session key, all of its exchanges within `monitor.session_s` are. Each is weighted
 by c / pi, c being the smallest inclusion probability of the slice under the policy that the exchange was sampled with, so the means are
-those of the traffic, however it is sampled (`quantdrift.drift.evidence.group`).
+those of the traffic, however it is sampled (`quantdrift.drift.evidence.group`). Without a session key bursts are looked for before there is a
+verdict, and count once (`quantdrift.release.gate.live_trials`).
 """
 
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ from quantdrift.models.tensors.features import features_of
 from quantdrift.release.gate.found import is_of_clustering
 from quantdrift.release.gate.judge import Asked
 from quantdrift.release.gate.labels import NO_CLASS, Answers, ExpectedLabels
+from quantdrift.release.gate.live_trials import Bursts, LiveTrials, SeenExchange
+from quantdrift.release.gate.observations import Projections
 from quantdrift.release.gate.offline import Route, answered, capped, computed, top_classes
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.replay import ReplayResult, compare
@@ -120,11 +123,11 @@ class LiveGate:
         self._slices = list(slices)
         self._candidate, self._routes, self._begun_at = candidate, tuple(routes), begun_at
         questions = [(key, question) for key in self._slices for question in asked.of(key.name)]
-        begun = trials([question for _, question in questions], alpha)
-        self._trials = [(key, trial) for (key, _), trial in zip(questions, begun, strict=True)]
-        self._labelled = [
-            number for number, (_, trial) in enumerate(self._trials) if trial.question.is_labelled
-        ]
+        self._questions = questions
+        self._trials = LiveTrials(trials([question for _, question in questions], alpha))
+        self._labelled = [number for number, (_, question) in enumerate(questions) if question.is_labelled]
+        self._projections = Projections()
+        self._has_sessions = False
         self._learned = ClusterSlices(config)
         self._learned.sample_share = 0.0  # the shadow keeps the vectors of the next fit
         self._learned.use_clusterings(clusterings)
@@ -136,14 +139,19 @@ class LiveGate:
     @property
     def trials(self) -> list[tuple[str, Trial]]:
         """The trials, each with the name of its slice."""
-        return [(key.name, trial) for key, trial in self._trials]
+        return [
+            (key.name, trial) for (key, _), trial in zip(self._questions, self._trials.current, strict=True)
+        ]
+
+    @property
+    def bursts(self) -> Bursts | None:
+        """What exchanges come in that nobody declared, and that count once; None: no bursts were found."""
+        return self._trials.bursts
 
     @property
     def outcome(self) -> Outcome:
         """The verdict so far."""
-        if any(trial.failed for _, trial in self._trials):
-            return Outcome.FAIL
-        return Outcome.PASS if all(trial.passed for _, trial in self._trials) else Outcome.INSUFFICIENT
+        return self._trials.outcome
 
     def see(self, entry: PreparedExchange) -> None:
         """Count one exchange, if it was captured after the gate began."""
@@ -174,11 +182,12 @@ class LiveGate:
         self.expected.give(labels)
         for shares in self.expected.taken(None if is_end else self._newest_at):
             for number in self._labelled:
-                self._add(number, shares)
+                self._trials.add(number, shares, is_session=self._has_sessions)
 
     def finish(self) -> None:
         """Count the sessions that are still open."""
         self._close(None)
+        self._trials.finish()
 
     def _values_of(
         self, entry: PreparedExchange, outputs: dict[str, Array], served: Values
@@ -226,9 +235,11 @@ class LiveGate:
         """Advance all trials but those that wait for labels."""
         exchange, sampling = entry.exchange, entry.exchange.sampling
         if exchange.group:
+            self._has_sessions = True
             self._close(exchange.captured_at)
-        for number, (key, trial) in enumerate(self._trials):
-            shares = _shares(trial.question, values, inside[key.predicate])
+        weighted: dict[int, FloatArray] = {}
+        for number, (key, question) in enumerate(self._questions):
+            shares = _shares(question, values, inside[key.predicate])
             if shares is None or number in self._labelled:
                 continue
             smallest, sure, session = self._rates_of(key, sampling.policy)
@@ -240,7 +251,17 @@ class LiveGate:
                 continue
             weight = smallest / sampling.pi
             if weight <= 1 + ROUNDING:  # else it was sampled under another policy than it says
-                self._add(number, min(weight, 1.0) * shares)
+                weighted[number] = min(weight, 1.0) * shares
+        if weighted:
+            divergence = np.where(np.isnan(values.divergence), values.flip, values.divergence)
+            self._trials.see(
+                SeenExchange(
+                    slices=tuple(predicate for predicate, items in inside.items() if items.any()),
+                    measures=(float(np.nan_to_num(divergence).mean()), *self._projections.of(entry.inputs)),
+                    attributes=exchange.attributes,
+                    shares=weighted,
+                )
+            )
 
     def _expect(
         self, entry: PreparedExchange, judged: PreparedExchange | None, outputs: dict[str, Array]
@@ -255,7 +276,7 @@ class LiveGate:
         except QuarantineError as error:
             self.problem = str(error)
             return
-        key, _ = self._trials[self._labelled[0]]
+        key, _ = self._questions[self._labelled[0]]
         smallest, sure, session = self._rates_of(key, sampling.policy)
         weight = session if exchange.group else smallest / sampling.pi
         if weight > 1 + ROUNDING:
@@ -268,10 +289,6 @@ class LiveGate:
             part=min(sampling.pi1, sure) if exchange.group else 1.0,
             session=exchange.group,
         )
-
-    def _add(self, number: int, shares: FloatArray) -> None:
-        key, trial = self._trials[number]
-        self._trials[number] = (key, trial.after(shares[None]))
 
     def _answered(self, entry: PreparedExchange) -> PreparedExchange:
         """Return the exchange with the answer of the candidate, or of the model of its route."""
@@ -310,7 +327,7 @@ class LiveGate:
         session = self._sessions.get(group)
         if session is None:
             session = self._sessions[group] = _Session(
-                began_at=at, parts=[{} for _ in self._trials], least=[1.0] * len(self._trials)
+                began_at=at, parts=[{} for _ in self._questions], least=[1.0] * len(self._questions)
             )
         session.parts[number].setdefault(part, []).append(shares)
         session.least[number] = least
@@ -332,7 +349,7 @@ class LiveGate:
                     continue
                 total = np.sum(shares, axis=0)
                 if total.sum() <= 1 + ROUNDING:
-                    self._add(number, total)
+                    self._trials.add(number, total, is_session=True)
 
 
 def _compared(entry: PreparedExchange, outputs: dict[str, Array]) -> ReplayResult:

@@ -11,13 +11,14 @@ The gate's bounds are for observations that say something new each. Three things
 Assumption of the third (H0)
     Rows of the same slices are exchangeable in the order of the file.
 Evidence
-    Normal scores of the ranks of five numbers of each row: the divergence, and four random projections of the inputs. The mean of
-    their autocorrelations at the lags 1 to 8, times the root of the number of pairs, is standard normal under H0 for many rows.
+    Normal scores of the ranks of five numbers of each row: the divergence, and four random projections of the inputs. The sum of the
+    products of all pairs at most 8, 32 or 128 rows apart: where several users send at the same time, neighbours are of different ones.
 Bound
-    It exceeds 3.1 in one of the five with a probability of at most 0.5 % (Bonferroni).
+    Under H0 it is a quadratic form of normal variables, nearly: a Pearson law of the third type by its variance, the number of pairs,
+    and its third cumulant, that of triples. It exceeds its quantile in any of the fifteen with a probability of at most 0.5 % (Bonferroni).
 Length
-    The first lag, of 1, 2, 4, ..., from half of which on the autocorrelation is at most two standard errors or 0.05. A block is then as long as the
-    bursts that it stands for, so means of blocks are nearly independent: what is left at their ends is not in the bound.
+    The first lag, doubled from half of the window that showed it, from half of which on the autocorrelation is at most a standard error or 0.02. A block is then as long as the bursts that it stands for, so means of blocks are nearly independent: what is left at their ends is not
+    in the bound.
 Not seen
     Bursts whose rows differ in inputs and divergence as much as any others. A session key tells them.
 Source
@@ -32,18 +33,21 @@ from typing import Final
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from scipy.special import ndtri
+from scipy.special import gammainccinv, ndtri
 
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.models.tensors.arrays import Array
 
 LEAST_ROWS: Final = 100
 """With fewer rows of the same slices nothing is said of neighbours."""
+FALSE_SHARE: Final = 0.005
+"""Share of sets of independent rows, at most, that are said to have bursts."""
 _PROJECTIONS: Final = 4
-_LAGS: Final = 8
-_ALIKE: Final = 3.1
-_STANDARD_ERRORS: Final = 2.0
-_LEAST_ALIKE: Final = 0.05  # autocorrelation: what is below it hardly changes the spread of a mean
+_WINDOWS: Final = (8, 32, 128)  # rows apart
+_ROWS_OF_WINDOW: Final = 4  # in a stratum, times the window
+_STANDARD_ERRORS: Final = 1.0
+_LEAST_ALIKE: Final = 0.02  # autocorrelation: what is below it hardly changes the spread of a mean
+_LEAST_SKEW: Final = 1e-3  # with less it is a normal law
 _DIGEST_BYTES: Final = 16
 
 
@@ -101,17 +105,73 @@ def burst_of(inputs: Mapping[str, Array], divergence: FloatArray, stratum: IntAr
     stratum
         (rows,) a number that rows of the same slices share: only these are compared with each other.
     """
-    strata = [
-        rows for number in np.unique(stratum) if len(rows := np.flatnonzero(stratum == number)) >= LEAST_ROWS
-    ]
     series = [np.nan_to_num(divergence), *_projected(inputs, len(divergence), np.random.default_rng(seed))]
+    return burst_of_series(series, stratum, seed=seed)
+
+
+def burst_of_series(
+    series: Sequence[FloatArray], stratum: IntArray, *, false_share: float = FALSE_SHARE, seed: int = 1
+) -> int:
+    """Return the same for numbers of each row.
+
+    Parameters
+    ----------
+    series
+        (rows,) each: numbers that neighbours may share.
+    false_share
+        As `FALSE_SHARE`.
+    """
+    strata = rows_of_strata(stratum)
+    level = false_share / (len(_WINDOWS) * max(len(series), 1))
     longest = 1
     for values in series:
-        scores = [_scores(values[rows], seed) for rows in strata]
-        correlations, n_pairs = _correlations(scores, range(1, _LAGS + 1))
-        if n_pairs and float(correlations.mean()) * np.sqrt(n_pairs * _LAGS) > _ALIKE:
-            longest = max(longest, _length(scores))
+        scores = [scores_of(values[rows], seed) for rows in strata]
+        for window in _WINDOWS:
+            if _is_alike(scores, window, level):
+                longest = max(longest, _length(scores, window // 2))
+                break
     return longest
+
+
+def rows_of_strata(stratum: IntArray) -> list[IntArray]:
+    """Return the rows of each stratum, in order."""
+    order = np.argsort(stratum, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(stratum[order])) + 1) if len(order) else []
+
+
+def is_above_chance(total: float, *, n_pairs: float, n_triples: float, level: float) -> bool:
+    """Return whether a sum of products of independent normal scores is larger than chance allows.
+
+    Parameters
+    ----------
+    total
+        The sum over pairs.
+    n_pairs, n_triples
+        Number of the pairs, which is the variance, and of ordered triples of which all three pairs are among them: the third cumulant.
+    level
+        Probability of a larger one by chance.
+    """
+    if not n_pairs:
+        return False
+    shape = 4.0 / max(n_triples / n_pairs**1.5, _LEAST_SKEW) ** 2
+    return bool(total / n_pairs**0.5 > (gammainccinv(shape, level) - shape) / shape**0.5)
+
+
+def _is_alike(scores: Sequence[FloatArray], window: int, level: float) -> bool:
+    total = n_pairs = n_triples = n_rows = 0.0
+    for score in scores:
+        n = len(score)
+        if n < _ROWS_OF_WINDOW * window:
+            continue
+        sums = np.concatenate(([0.0], np.cumsum(score)))
+        before = np.maximum(np.arange(n) - window, 0)
+        pairs = window * n - window * (window + 1) / 2
+        # Ranks without repetition are a little unlike each other: by 1 / (n - 1) in each pair.
+        total += float((score * (sums[:-1] - sums[before])).sum()) + pairs / (n - 1)
+        n_pairs += pairs
+        n_triples += n * 3 * window * (window - 1)
+        n_rows += n
+    return n_rows >= LEAST_ROWS and is_above_chance(total, n_pairs=n_pairs, n_triples=n_triples, level=level)
 
 
 def blocks(stratum: IntArray, length: int) -> IntArray:
@@ -125,8 +185,7 @@ def blocks(stratum: IntArray, length: int) -> IntArray:
     return numbers
 
 
-def _length(scores: Sequence[FloatArray]) -> int:
-    lag = 1
+def _length(scores: Sequence[FloatArray], lag: int) -> int:
     while lag < max(map(len, scores)) // 4:
         correlations, n_pairs = _correlations(scores, range(max(lag // 2, 1), lag + 1))
         mean = float(correlations.mean())
@@ -147,12 +206,13 @@ def _correlations(scores: Sequence[FloatArray], lags: Sequence[int]) -> tuple[Fl
     return sums / np.maximum(n_pairs, 1), int(n_pairs.min())
 
 
-def _scores(values: FloatArray, seed: int) -> FloatArray:
-    """Return normal scores of the ranks, ties broken at random."""
+def scores_of(values: FloatArray, seed: int = 1) -> FloatArray:
+    """Return normal scores of the ranks, ties broken at random, with a mean of squares of 1."""
     ties = np.random.default_rng(seed).permutation(len(values))
     ranks = np.empty(len(values))
     ranks[np.lexsort((ties, values))] = np.arange(len(values))
-    return np.asarray(ndtri((ranks + 0.5) / len(values)))
+    scores = ndtri((ranks + 0.5) / len(values))
+    return np.asarray(scores / max(float(np.sqrt((scores**2).mean())), 1e-12))
 
 
 def _projected(inputs: Mapping[str, Array], n_rows: int, rng: np.random.Generator) -> list[FloatArray]:
@@ -167,6 +227,34 @@ def _projected(inputs: Mapping[str, Array], n_rows: int, rng: np.random.Generato
     values = np.nan_to_num(np.concatenate(flat, axis=1))
     values = (values - values.mean(axis=0)) / np.maximum(values.std(axis=0), 1e-12)
     return list((values @ rng.normal(size=(values.shape[1], _PROJECTIONS))).T)
+
+
+class Projections:
+    """Random projections of the inputs of one exchange after the other: the mean over its items."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self._seed = seed
+        self._signs: dict[tuple[str, int], FloatArray] = {}
+
+    def of(self, inputs: Mapping[str, Array]) -> tuple[float, ...]:
+        """Return the projections of an exchange; inputs that are no numbers count nothing.
+
+        Parameters
+        ----------
+        inputs
+            By name : (items, ...).
+        """
+        total = np.zeros(_PROJECTIONS)
+        for name, array in sorted(inputs.items()):
+            if array.dtype.kind not in "fiub" or not array.size:
+                continue
+            mean = np.nan_to_num(array.reshape(len(array), -1).astype(np.float64)).mean(axis=0)
+            signs = self._signs.get((name, len(mean)))
+            if signs is None:
+                rng = np.random.default_rng([self._seed, len(mean), *name.encode()])
+                signs = self._signs[name, len(mean)] = rng.choice((-1.0, 1.0), (len(mean), _PROJECTIONS))
+            total += mean @ signs
+        return tuple(total.tolist())
 
 
 def is_calibrated(digests: Sequence[str], calibration: frozenset[str]) -> BoolArray:
