@@ -8,7 +8,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 _LAYERS: Final = (
     ("cli", "demo", "plugins", "testing"),
-    ("show", "release"),
+    ("show", "release", "init"),
     ("sidecar", "shadow", "monitor", "report", "frames"),
     ("models",),
     ("storage", "drift"),
@@ -47,6 +47,7 @@ _FEATURES: Final = (
     ("Identity and rights", "Who may do what, and who did.", "roles rights audit keys certificates setup login unknown"),
     ("Privacy", "What is stored of a person, and its erasure.", "privacy retention erase"),
     ("Configuration", "Options, defaults and checks.", "config config_summary reload"),
+    ("First configuration", "What is found out of files, a server and traffic, and written.", "init"),
     ("Planning", "What a configuration would find, before it runs.", "plan planning backtest delay"),
     ("Status and triage", "How far exchanges come, and which slices to look at first.", "status blockers triage signals worst usage diagnosable gauges"),
     ("Frames and export", "The drift tables for people with a notebook.", "frames export"),
@@ -98,7 +99,7 @@ class _Module:
         self.layer = next(n for n, names in enumerate(_LAYERS) if parts[0] in names)
         self.name = ".".join(("quantdrift", *(part for part in parts if part != "__init__")))
         self.shown = str(path.resolve().relative_to(ROOT))
-        named = parts if parts[0] in {"demo", "frames"} else parts[1:]
+        named = parts if parts[0] in {"demo", "frames", "init"} else parts[1:]
         self.words = {word for part in named for word in (part, *part.split("_"))}
         tree = ast.parse(path.read_text(encoding="utf-8"))
         self.sentence = (

@@ -10,6 +10,7 @@ from quantdrift.cli.options import LazyGroup
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 
 _COMMANDS: Final = {
+    "init": ("run.init:init", "Write a config.toml that fits a model, its server and its traffic."),
     "up": ("run.serve:up", "Run everything on this host, with its own Postgres and NATS."),
     "demo": ("run.demo:demo", "Run the whole loop on digits: an alert, its cause, a repair."),
     "sidecar": ("run.serve:sidecar", "Relay inference traffic and capture a sample of it."),
@@ -56,6 +57,7 @@ _TITLES: Final = {
 }
 """By the folder of a command."""
 _EXTRAS: Final = {
+    "init": "shadow",
     "shadow": "shadow",
     "monitor": "monitor",
     "report": "report",

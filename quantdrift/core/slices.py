@@ -246,8 +246,9 @@ def attribute_key(rule: Slice) -> str:
 
 
 def feature_key(rule: Slice) -> str:
-    """Return the key of the feature that `rule` slices by: `feature.NAME` or `feature.NAME(INPUT)`."""
-    return f"feature.{rule.feature}({rule.input})" if rule.input else f"feature.{rule.feature}"
+    """Return the key of the feature that `rule` slices by: `feature.NAME` or `feature.NAME(INPUT)`, or `feature.value[COLUMN]`."""
+    column = "" if rule.column is None else f"[{rule.column}]"
+    return f"feature.{rule.feature}{column}" + (f"({rule.input})" if rule.input else "")
 
 
 def conjunction(predicates: Iterable[str]) -> str:

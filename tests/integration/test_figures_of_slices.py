@@ -11,8 +11,8 @@ from quantdrift.core.records import Metric
 from quantdrift.facts.figures import FigureName, WindowName, last_day
 from quantdrift.facts.interval import HIGHEST
 from quantdrift.facts.status import Serves
-from quantdrift.storage.figures import figures
 from quantdrift.storage.database import Database
+from quantdrift.storage.figures import figures
 from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.periods import Grain, Window
 from quantdrift.storage.serving import servings

@@ -190,3 +190,19 @@ def test_a_hash_without_a_key_is_found_before_the_start(tmp_path: Path) -> None:
     assert "capture.hmac" in json.loads(said)["missing"][0]
     code, said = _checked(tmp_path, text, QUANTDRIFT_HMAC_KEY="secret")
     assert "no key here" not in said
+
+
+def test_a_column_that_no_input_has_is_named(tmp_path: Path) -> None:
+    """With the last that it has; one that is there is fine."""
+    saved(linear_model(), tmp_path / "linear.onnx")
+    text = (
+        '[[models]]\nname = "m"\n[[models.references]]\npath = "linear.onnx"\n'
+        '[[slices]]\nname = "age"\nfeature = "value"\ncolumn = {}\nedges = [0.5]\n'
+    )
+    assert _checked(tmp_path, text.format(N_FEATURES - 1))[0] == 0
+    code, words = _checked(tmp_path, text.format(N_FEATURES))
+    assert code == 2
+    assert (
+        f"the input `x` of the models has {N_FEATURES} numbers for an item, so its last column is {N_FEATURES - 1}"
+        in words
+    )

@@ -53,7 +53,8 @@ def _quantdrift(directory: Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 @contextmanager
-def _served(path: Path, port: int = 0) -> Iterator[int]:
+def served(path: Path, port: int = 0) -> Iterator[int]:
+    """Serve an ONNX file as the model `digits` by the server of the demo; yield its port."""
     command = [sys.executable, "-m", "quantdrift.demo.oip_server", "--model", f"digits={path}"]
     with subprocess.Popen(
         [*command, "--listen", f"127.0.0.1:{port}"], stdout=subprocess.PIPE, text=True
@@ -69,7 +70,7 @@ def test_a_server_must_give_the_answers_of_the_file(tmp_path: Path) -> None:
     """Recorded from the file: the server that holds it reproduces them, one with another model does not."""
     good = saved(linear_model(), tmp_path / "linear.onnx")
     other = saved(linear_model(weight=WEIGHT * np.float32(1.001)), tmp_path / "other.onnx")
-    with _served(good) as port:
+    with served(good) as port:
         (tmp_path / "config.toml").write_text(CONFIG.format(port=port))
         done = _quantdrift(tmp_path, "record", "digits", "--reference", "1", "--out", "canaries.safetensors")
         assert done.returncode == 0, done.stderr
@@ -77,7 +78,7 @@ def test_a_server_must_give_the_answers_of_the_file(tmp_path: Path) -> None:
         done = _quantdrift(tmp_path, "check")
         assert (done.returncode, "reproduced" in done.stdout) == (0, True), done.stderr
         assert "no canaries" in done.stdout
-    with _served(other, port):
+    with served(other, port):
         done = _quantdrift(tmp_path, "check", "digits", "--reference", "2", "--json")
         assert done.returncode == 2, done.stderr
         (told,) = json.loads(done.stdout)["references"]

@@ -64,7 +64,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
 def test_a_name_far_from_all_known_ones_is_not_mistaken_for_one(tmp_path: Path) -> None:
     """`income` is no misspelt `norm`."""
     rule = '[[slices]]\nname = "a"\nfeature = "income"\nedges = [1.0]'
-    with pytest.raises(OperatorError, match=r"one of `length`, .*`missing`$"):
+    with pytest.raises(OperatorError, match=r"one of `length`, .*`value`$"):
         load(_file(tmp_path, rule), {})
 
 
@@ -223,6 +223,13 @@ def test_options_that_fit_a_reference_are_taken(tmp_path: Path, text: str) -> No
         ('[capture]\ntime_zone = "/etc"', "which is no time zone: write a name"),
         ('[[slices]]\nname = "a"\nheader = "x-b"', "capture.headers"),
         ('[[slices]]\nname = "a"\nfeature = "mean"', "edges"),
+        ('[[slices]]\nname = "a"\nfeature = "value"\nedges = [1.0]', "the feature `value` needs `column`"),
+        (
+            '[[slices]]\nname = "a"\nfeature = "mean"\ncolumn = 1\nedges = [1.0]',
+            "`column` belongs to the feature `value`",
+        ),
+        ('[[slices]]\nname = "a"\nfeature = "value"\ncolumn = -1\nedges = [1.0]', "counted from 0"),
+        ('[[slices]]\nname = "a"\ntime = "week"\ncolumn = 1', "`column` belongs to a slice by feature"),
         ('[[slices]]\nname = "a"\nmodel = "n"\nfeature = "mean"\nedges = [1.0]', "no model `n`"),
         (MODEL + MODEL, "used 2 times"),
         (MODEL.replace("[[models.ref", 'embedding = "features"\n[[models.ref'), "no .*names a feature"),

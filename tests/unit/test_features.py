@@ -51,6 +51,21 @@ def test_an_input_is_chosen_by_name_or_is_the_first() -> None:
     assert features_of(rules, inputs) == [{"feature.mean": 1.0, "feature.mean(y)": 7.0}]
 
 
+def test_the_value_of_a_column_is_that_number_of_each_item() -> None:
+    """By the place in the item, whatever its dimensions; what is missing, beyond the last column or text gives none."""
+    rules = [Slice(name=f"c{column}", feature="value", column=column, edges=(1.0,)) for column in (0, 3, 9)]
+    rules.append(Slice(name="named", feature="value", column=1, input="t", edges=(1.0,)))
+    table = np.array([[1.0, 2, 3, 4], [np.nan, 6, 7, 8]], np.float32)
+    texts = np.array([["a", "b"], ["c", "d"]], dtype=object)
+    expected = [{"feature.value[0]": 1.0, "feature.value[3]": 4.0}, {"feature.value[3]": 8.0}]
+    assert features_of(rules, {"x": table, "t": texts}) == expected
+    assert features_of(rules[:2], {"x": table.reshape(2, 2, 2)}) == expected
+    assert features_of(rules[3:], {"t": table}) == [
+        {"feature.value[1](t)": 2.0},
+        {"feature.value[1](t)": 6.0},
+    ]
+
+
 def test_the_length_of_text_is_its_characters() -> None:
     """Text has a length and a shape, and no numbers."""
     texts = np.array([["ab", "cde"], ["", "ü"]], dtype=object)

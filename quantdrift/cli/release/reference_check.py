@@ -5,6 +5,7 @@ brings that process down must not bring down the command.
 """
 
 import importlib.util
+import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import get_context
@@ -37,7 +38,7 @@ _PACKAGES: Final[Mapping[Runtime, tuple[str, ...]]] = MappingProxyType(
     }
 )
 _CLASSES: Final = frozenset({Task.CLASSIFICATION, Task.MULTILABEL})
-_OF_NUMBERS: Final = frozenset({"norm", "mean", "contrast", "missing"})
+_OF_NUMBERS: Final = frozenset({"norm", "mean", "contrast", "missing", "value"})
 
 
 class CheckedReferences(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +68,8 @@ class _Opened(msgspec.Struct, frozen=True, kw_only=True):
         Of the model in the configuration.
     inputs
         Input names, and whether each is text; None: they are not those of a captured request.
+    widths
+        Numbers of an item of each input; None: any.
     error
         Why it was not opened by an error that may pass, such as a server that is down.
     """
@@ -74,6 +77,7 @@ class _Opened(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     artefacts: dict[str, str] = {}
     inputs: dict[str, bool] | None = None
+    widths: dict[str, int | None] = {}
     problems: list[str] = []
     error: QuantdriftError | None = None
 
@@ -204,6 +208,7 @@ def _open(config: Config, number: int, reference: Reference, token: str, *, ever
         checked_canaries(model, reference, runtime)
         problems = list(_misfits(model, reference, runtime, compared))
         inputs = {spec.name: spec.dtype.kind == "O" for spec in runtime.inputs}
+        widths = {spec.name: _width(spec.shape, batched=model.batched) for spec in runtime.inputs}
     finally:
         runtime.close()
     copy = replica_request(request)
@@ -215,8 +220,15 @@ def _open(config: Config, number: int, reference: Reference, token: str, *, ever
         number=number,
         artefacts={artefact.path: _described(artefact) for artefact in artefacts},
         inputs=None if model.task is Task.GENERATION else inputs,
+        widths=widths,
         problems=problems,
     )
+
+
+def _width(shape: Sequence[int | None], *, batched: bool) -> int | None:
+    """Return how many numbers an item of an input has; None: any number."""
+    sizes = [size for size in (shape[1:] if batched else shape) if size is not None]
+    return math.prod(sizes) if len(sizes) == len(shape[1:] if batched else shape) else None
 
 
 def _described(artefact: "Artefact") -> str:
@@ -334,6 +346,11 @@ def _slice_inputs(config: Config, opened: Sequence[_Opened]) -> Iterator[str]:
             yield f"slices `{rule.name}`: the input `{rule.input}` is not one {of}: {nearest(rule.input, list(inputs))}"
             continue
         read = [rule.input] if rule.input else list(inputs)
+        if rule.column is not None:
+            width = max(opened_reference.widths.get(read[0]) or math.inf for opened_reference in with_inputs)
+            if rule.column >= width:
+                yield f"slices `{rule.name}`: the input `{read[0]}` {of} has {width} numbers for an item, so its last column is {width - 1}"
+                continue
         if rule.feature in _OF_NUMBERS and all(inputs[name] for name in read):
             names = ", ".join(f"`{name}`" for name in read)
             yield (

@@ -336,12 +336,22 @@ def _slice(rule: Slice, kind: str, attributes: set[str]) -> Iterator[str]:
     if kind == "feature":
         if not rule.edges or list(rule.edges) != sorted(set(rule.edges)):
             yield f"slices `{rule.name}`: a slice by feature needs `edges`, one or more numbers that rise"
+        if rule.column is not None and rule.column < 0:
+            yield f"slices `{rule.name}`: `column` is counted from 0, not {rule.column}"
+        if (rule.feature == "value") != (rule.column is not None):
+            yield (
+                f"slices `{rule.name}`: the feature `value` needs `column`, counted from 0"
+                if rule.column is None
+                else f'slices `{rule.name}`: `column` belongs to the feature `value`: set feature = "value", or remove it'
+            )
         return
     key = f"{kind}.{getattr(rule, kind)}"
     if kind != "time" and key not in attributes:
         yield f"slices `{rule.name}`: {key} is not recorded, add it to capture.{kind}{'' if kind == 'json' else 's'}"
     if rule.edges:
         yield f"slices `{rule.name}`: `edges` belong to a slice by feature: remove them"
+    if rule.column is not None:
+        yield f"slices `{rule.name}`: `column` belongs to a slice by feature: remove it"
 
 
 def _attributes(config: Config) -> set[str]:

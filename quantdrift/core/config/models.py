@@ -474,11 +474,17 @@ class Slice(Section, frozen=True, kw_only=True):
     feature: Annotated[
         str,
         about(
-            "Input feature whose values make the slices: length, rank, size, norm, mean, contrast or missing."
+            "Input feature whose values make the slices: length, rank, size, norm, mean, contrast or missing, or value, the number in one `column`."
         ),
-        Meta(pattern="^(|length|rank|size|norm|mean|contrast|missing)$"),
+        Meta(pattern="^(|length|rank|size|norm|mean|contrast|missing|value)$"),
     ] = ""
     input: Annotated[str, about("Input tensor of the feature. Empty: the first.")] = ""
+    column: Annotated[
+        int | None,
+        about(
+            "With the feature `value`: which number of the item, counted from 0, such as the column of a table."
+        ),
+    ] = None
     edges: Annotated[
         tuple[float, ...], about("Edges of the feature's bins, rising: n edges make n + 1 slices.")
     ] = ()

@@ -44,7 +44,10 @@ def features_of(rules: Iterable[Slice], inputs: Mapping[str, Array]) -> list[dic
         array = inputs.get(rule.input or first)
         if array is None:
             continue
-        values = np.concatenate([_FEATURES[rule.feature](part) for part in _parts(array)])
+        if rule.column is not None:
+            values = _value(array, rule.column)
+        else:
+            values = np.concatenate([_FEATURES[rule.feature](part) for part in _parts(array)])
         for item, value, finite in zip(features, values.tolist(), np.isfinite(values).tolist(), strict=True):
             if finite:
                 item[key] = value
@@ -98,6 +101,15 @@ def _missing(array: Array) -> Values:
         return _same(array, np.nan)
     share: Values = np.isnan(elements).mean(axis=1)
     return share
+
+
+def _value(array: Array, column: int) -> Values:
+    """Return one number of each item, NaN where an item is text or has fewer numbers."""
+    width = int(np.prod(array.shape[1:]))
+    if array.dtype == np.dtype(object) or column >= width:
+        return _same(array, np.nan)
+    values: Values = array.reshape(len(array), width)[:, column].astype(np.float64)
+    return values
 
 
 def _elements(array: Array) -> Values:

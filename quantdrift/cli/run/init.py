@@ -1,0 +1,439 @@
+"""The command `quantdrift init`."""
+
+import asyncio
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from quantdrift.cli.options import JSON, emit
+from quantdrift.cli.output import ProgressLine
+from quantdrift.core.config.address import AddressError, read_address
+from quantdrift.core.config.load import load
+from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.tasks import Task
+from quantdrift.core.text import plain
+from quantdrift.init.files import ModelFile, read_model_file
+from quantdrift.init.proposal import Choice, Proposal, choose, name_of, use_traffic
+from quantdrift.init.server import Server, ask_server
+from quantdrift.init.toml import differences, slice_name, text_of
+from quantdrift.init.traffic import Traffic, watch
+
+_LISTEN: Final = "0.0.0.0:8000"
+_BACKEND: Final = "127.0.0.1:8001"
+_MOST_REPLAYED: Final = 64
+_MOST_SHOWN: Final = 4
+_MOST_PLANNED: Final = 6
+
+
+class Initialised(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command prints as JSON.
+
+    Parameters
+    ----------
+    file, written
+        The configuration file, and whether this call wrote it.
+    config
+        The proposed text.
+    differences
+        From the file that was there, an option a line.
+    notes
+        What was found.
+    checked
+        Precision and digest of each reference that was opened, by path.
+    replays
+        In a sentence, what the first replays showed; empty: there were none.
+    plan
+        The table of `quantdrift plan` for the traffic that came; empty: none came, or no reference was opened.
+    """
+
+    file: str
+    written: bool
+    config: str
+    differences: list[str] = []
+    notes: list[str] = []
+    checked: dict[str, str] = {}
+    replays: str = ""
+    plan: str = ""
+
+
+@click.command()
+@click.argument(
+    "reference", required=False, type=click.Path(exists=True, path_type=Path), metavar="[REFERENCE]"
+)
+@click.option(
+    "--candidate",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The quantised ONNX file that serves: what can be diagnosed follows from its form.",
+)
+@click.option(
+    "--model", "name", default="", help="The model's name in requests.  [default: what server or traffic say]"
+)
+@click.option("--backend", default="", help=f"The inference server, HOST:PORT.  [default: {_BACKEND}]")
+@click.option("--listen", default="", help=f"Where clients are to connect, HOST:PORT.  [default: {_LISTEN}]")
+@click.option(
+    "--watch",
+    "watch_s",
+    type=click.FloatRange(min=0, max=3600),
+    help="Relay requests from --listen to --backend for so many seconds, unchanged, and learn from them.  [default: 0]",
+)
+@click.option(
+    "--requests",
+    "most_requests",
+    type=click.IntRange(min=1),
+    help="End --watch sooner, once so many requests came.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("config.toml"),
+    show_default=True,
+    help="The file to write. One that is there is never changed: the command says how it differs.",
+)
+@click.option("--yes", is_flag=True, help="Ask nothing; take what was found, and defaults.")
+@JSON
+def init(
+    reference: Path | None,
+    candidate: Path | None,
+    name: str,
+    backend: str,
+    listen: str,
+    watch_s: float | None,
+    most_requests: int | None,
+    out: Path,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Write a config.toml that fits a model, its server and its traffic.
+
+    REFERENCE is the model before quantisation: an ONNX file, or a folder of a language model. Its outputs tell what is compared, and
+    how. The server at --backend is asked for its protocol and its models. With --watch the command relays requests to it for a while, as
+    the sidecar does, and finds the model's name, the rate, headers that make slices, and edges of input features. At last it opens the
+    reference and replays what came.
+
+    It asks where it cannot know, unless the input is no terminal, or with --yes. Exit code 2 if something cannot work.
+
+    \b
+    Examples:
+      quantdrift init models/digits-fp32.onnx
+      quantdrift init models/digits-fp32.onnx --candidate models/digits-int8.onnx --backend 127.0.0.1:8001 --watch 60
+      quantdrift init models/digits-fp32.onnx --yes --json
+    """
+    asks = not yes and not as_json and sys.stdin.isatty()
+    say = _Say(quiet=as_json)
+    model_file = _reference(reference, say)
+    candidate_file = read_model_file(candidate) if candidate is not None else None
+    backend = _address(
+        "--backend", backend or (_ask("Address of the inference server", _BACKEND) if asks else _BACKEND)
+    )
+    server = ask_server(backend, tuple(filter(None, [name, *([reference.stem] if reference else [])])))
+    _say_server(backend, server, say)
+    listen = _address(
+        "--listen", listen or (_ask("Address for clients from now on", _LISTEN) if asks else _LISTEN)
+    )
+    if watch_s is None:
+        watch_s = (
+            60.0 if asks and click.confirm("Watch traffic there for a minute now?", default=False) else 0.0
+        )
+    traffic = _watched(listen, backend, watch_s, most_requests or 0, quiet=as_json) if watch_s else None
+
+    outputs = [spec.name for spec in model_file.outputs] if model_file else []
+    model, notes = name_of(name, reference, server, traffic, outputs)
+    proposal = Proposal(
+        listen=listen,
+        backend=backend,
+        name=model,
+        choice=_choice(model_file, reference, server),
+        reference=_beside(reference, out) if reference else "",
+        runtime="transformers" if reference is not None and model_file is None else "",
+        notes=notes,
+    )
+    if candidate_file is not None:
+        proposal.notes += _of_candidate(candidate_file, model_file)
+    kept = tuple(entry for entry in traffic.kept if entry.model == model) if traffic is not None else ()
+    if traffic is not None:
+        _learn(proposal, traffic, model_file, out)
+    if asks:
+        _ask_all(proposal)
+    text = text_of(proposal)
+    is_new = not out.exists()
+    differing = [] if is_new else _differing(out, proposal, text)
+    if is_new:
+        _write(out, text)
+    checked: dict[str, str] = {}
+    replayed = ""
+    if proposal.reference and is_new:
+        checked, replayed, problems = _first_replays(out, kept[:_MOST_REPLAYED])
+        proposal.notes += problems
+    planned = ""
+    if checked and proposal.requests_per_s is not None:
+        planned = _planned(out, proposal, quiet=as_json)
+    result = Initialised(
+        file=str(out),
+        written=is_new,
+        config=text,
+        differences=differing,
+        notes=proposal.notes,
+        checked=checked,
+        replays=replayed,
+        plan=planned,
+    )
+    if as_json:
+        emit(result)
+    else:
+        click.echo(_shown(result, proposal))
+
+
+class _Say:
+    """Prints what is found on stderr while the command goes on."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+
+    def __call__(self, text: str) -> None:
+        if not self._quiet:
+            click.echo(text, err=True)
+
+
+def _ask(question: str, default: str) -> str:
+    return str(click.prompt(question, default=default, err=True))
+
+
+def _address(option: str, text: str) -> str:
+    try:
+        read_address(text)
+    except AddressError as error:
+        raise OperatorError(f"{option} {plain(text)}: {error}") from error
+    return text
+
+
+def _beside(reference: Path, out: Path) -> str:
+    """Return the path as it must stand in the configuration, whose relative paths begin at its own folder."""
+    return os.path.relpath(reference.resolve(), out.resolve().parent)
+
+
+def _reference(reference: Path | None, say: _Say) -> ModelFile | None:
+    if reference is None:
+        say(
+            "No reference is given: without the model before quantisation nothing can be compared. Name its file to the command."
+        )
+        return None
+    if reference.is_dir():
+        if not (reference / "config.json").exists():
+            raise OperatorError(
+                f"{reference} is a folder without config.json: name an ONNX file, or the folder of a language model"
+            )
+        say(f"{reference}: a language model (transformers)")
+        return None
+    if reference.suffix != ".onnx":
+        raise OperatorError(
+            f"{reference} is no ONNX file. For references in PyTorch and at servers write [[models.references]] by hand:"
+            " docs/how-to/references.md"
+        )
+    model_file = read_model_file(reference)
+    if not model_file.is_full_precision:
+        raise OperatorError(
+            f"{reference} is {model_file.precision}: name the model before quantisation, and this one with --candidate"
+        )
+    inputs = ", ".join(str(spec) for spec in model_file.inputs)
+    outputs = ", ".join(str(spec) for spec in model_file.outputs)
+    say(
+        f"{reference}: {'decision trees, ' if model_file.is_trees else ''}{model_file.precision}; takes {inputs}; gives {outputs}"
+    )
+    return model_file
+
+
+def _say_server(backend: str, server: Server | None, say: _Say) -> None:
+    if server is None:
+        say(f"{backend}: nothing answers there now")
+        return
+    names = ", ".join(model.name for model in server.models[:_MOST_SHOWN])
+    protocols = ", ".join(server.protocols)
+    told = f"speaks {protocols}" if protocols else "answers, in no protocol that is known by its addresses"
+    say(f"{backend}: {plain(server.name) or 'a server'} {told}{f'; its models: {names}' if names else ''}")
+
+
+def _choice(model_file: ModelFile | None, reference: Path | None, server: Server | None) -> Choice:
+    if model_file is not None:
+        return choose(model_file)
+    generates = server is not None and any(protocol.startswith("openai") for protocol in server.protocols)
+    if reference is not None or generates:
+        return Choice(task=Task.GENERATION, why="text is generated")
+    return Choice(
+        task=Task.CLASSIFICATION,
+        why="not known without a reference",
+        doubts=("set task to what the model does",),
+    )
+
+
+def _watched(listen: str, backend: str, seconds: float, most_requests: int, *, quiet: bool) -> Traffic:
+    """Watch traffic with a progress bar."""
+    if quiet:
+        return asyncio.run(watch(listen, backend, seconds, most_requests))
+    label = f"Relaying {listen} to {backend}"
+    with click.progressbar(
+        length=round(seconds), label=label, file=sys.stderr, item_show_func=_requests
+    ) as bar:
+
+        def show(n: int, elapsed_s: float) -> None:
+            bar.update(max(0, min(round(elapsed_s), bar.length or 0) - bar.pos), n)
+
+        return asyncio.run(watch(listen, backend, seconds, most_requests, show))
+
+
+def _requests(n: Any) -> str:
+    return f"{n:,} requests" if n else "no request yet: send traffic there"
+
+
+def _learn(proposal: Proposal, traffic: Traffic, model_file: ModelFile | None, out: Path) -> None:
+    """Put into the proposal what the traffic tells."""
+    from quantdrift.core.config.load import config_of
+    from quantdrift.core.config.parts import Parts
+    from quantdrift.init.replays import captured_inputs, captured_outputs, recorded
+
+    n = sum(model.n for model in traffic.models)
+    proposal.notes.append(f"{n:,} inference requests came in {traffic.seconds:.0f} s")
+    proposal.notes += [
+        f"could not be read, {count}: {reason}"
+        for reason, count in list(traffic.unread.items())[:_MOST_SHOWN]
+    ]
+    config = config_of(Parts(tomllib.loads(text_of(proposal)), {}), out, {})
+    exchanges, _ = recorded(config, [entry for entry in traffic.kept if entry.model == proposal.name])
+    if model_file is not None and exchanges:
+        proposal.choice = choose(model_file, captured_outputs(exchanges))
+    use_traffic(proposal, traffic, captured_inputs(exchanges))
+
+
+def _of_candidate(candidate: ModelFile, reference: ModelFile | None) -> list[str]:
+    """Return what follows from the form of the quantised file."""
+    if candidate.is_trees:
+        can = "decision trees have no layers that diagnose could put into FP32"
+    elif candidate.precision == "INT8 in QDQ form":
+        can = "diagnose and repair can name the layers that damage a slice"
+    else:
+        can = "it can be watched and gated, but diagnose needs the QDQ form"
+    notes = [f"the candidate is {candidate.precision}: {can}"]
+    if reference is not None:
+        common = {spec.name for spec in candidate.outputs} & {spec.name for spec in reference.outputs}
+        if not common:
+            ours, theirs = (", ".join(spec.name for spec in file.outputs) for file in (reference, candidate))
+            notes.append(
+                f"candidate and reference name no output alike ({theirs}; {ours}): set output to the candidate's, and"
+                " models.references.output to the reference's"
+            )
+    return notes
+
+
+def _ask_all(proposal: Proposal) -> None:
+    """Ask what cannot be known; what was found is the default."""
+    proposal.name = _ask("The model's name in requests", proposal.name)
+    for header, shares in list(proposal.headers.items()):
+        values = ", ".join(list(shares)[:_MOST_SHOWN])
+        more = ", ..." if len(shares) > _MOST_SHOWN else ""
+        if not click.confirm(
+            f"Record the header {header} ({values}{more}) and watch each value as a slice?", default=True
+        ):
+            del proposal.headers[header]
+            proposal.rare = tuple(entry for entry in proposal.rare if entry[0] != header)
+    if proposal.person and not click.confirm(
+        f"Does the header {proposal.person} name a person or session?", default=True
+    ):
+        proposal.person = ""
+    proposal.flip = click.prompt(
+        "Accepted share of changed answers",
+        default=proposal.flip,
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        err=True,
+    )
+    proposal.otlp = click.prompt(
+        "OpenTelemetry collector (empty: none)", default="", show_default=False, err=True
+    )
+
+
+def _differing(out: Path, proposal: Proposal, text: str) -> list[str]:
+    """Return what was found and stands otherwise in the file that is there."""
+    try:
+        lines = differences(out.read_text(encoding="utf-8"), text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OperatorError(
+            f"{out} is there and cannot be read: {error}. Name another file with --out"
+        ) from error
+    guessed = ("sampling.rate", "telemetry.") if proposal.requests_per_s is None else ("telemetry.",)
+    return [line for line in lines if not line.startswith(guessed)]
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        with out.open("x", encoding="utf-8") as file:  # never over another one
+            file.write(text)
+    except OSError as error:
+        raise OperatorError(f"{out} cannot be written: {error.strerror or error}") from error
+
+
+def _first_replays(out: Path, kept: Any) -> tuple[dict[str, str], str, list[str]]:
+    """Open the references as the shadow does, and replay what was captured; return what came, and what is wrong."""
+    from quantdrift.cli.release.reference_check import check_references
+    from quantdrift.init.replays import replay
+
+    config = load(out)
+    checked = check_references(config, everything=False)
+    problems = [*checked.problems, *checked.notes]
+    if checked.problems or not kept:
+        return checked.artefacts, "", problems
+    try:
+        return checked.artefacts, str(replay(config, kept)), problems
+    except QuantdriftError as error:
+        return checked.artefacts, "", [*problems, str(error)]
+
+
+def _planned(out: Path, proposal: Proposal, *, quiet: bool) -> str:
+    """Return how long a drift would stay unseen in the slices that were seen, as `quantdrift plan` tells it."""
+    import quantdrift
+
+    slices = {
+        f"{slice_name(header)}={value}": share
+        for header, shares in proposal.headers.items()
+        for value, share in list(shares.items())[:_MOST_PLANNED]
+    }
+    with ProgressLine(quiet=quiet) as progress:
+        return str(
+            quantdrift.plan(
+                config=out, model=proposal.name, rps=proposal.requests_per_s, slices=slices, progress=progress
+            )
+        )
+
+
+def _shown(result: Initialised, proposal: Proposal) -> str:
+    lines = []
+    if result.written:
+        lines += [
+            f"{result.file} is written:",
+            "",
+            *(f"    {line}" for line in result.config.splitlines()),
+            "",
+        ]
+    elif result.differences:
+        lines += [
+            f"{result.file} is there and was not changed. This was found otherwise:",
+            *(f"  {line}" for line in result.differences),
+            "",
+        ]
+    else:
+        lines += [f"{result.file} is there and says all that was found.", ""]
+    lines += [f"- {note}" for note in result.notes]
+    lines += [f"- {path}: {text}" for path, text in result.checked.items()]
+    lines += [result.replays] if result.replays else []
+    lines += (
+        ["", "If one of these slices drifted to three times its budget:", result.plan, ""]
+        if result.plan
+        else []
+    )
+    lines += ["- Look at this: " + doubt for doubt in proposal.choice.doubts]
+    config = "" if result.file == "config.toml" else f" --config {result.file}"
+    lines += ["", f"Next: quantdrift up{config}, and send traffic to {proposal.listen}"]
+    return "\n".join(lines)

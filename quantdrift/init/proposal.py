@@ -1,0 +1,377 @@
+"""The configuration that follows from files, a server and traffic: every choice with its reason.
+
+No I/O. What cannot be known is chosen as most need it, and said in `doubts`.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.config.schema import OutputKind, Slice
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.tasks import Task
+from quantdrift.core.text import plain
+from quantdrift.init.files import ModelFile
+from quantdrift.init.server import Server
+from quantdrift.init.traffic import MOST_VALUES, SeenHeader, SeenModel, Traffic, quantiles
+from quantdrift.models.runtimes.onnx.output_kind import LastOperator
+from quantdrift.models.tensors.arrays import Array, TensorSpec
+from quantdrift.models.tensors.features import features_of
+
+RARE: Final = 0.02
+"""Share of the requests below which a value of a header is sampled whole."""
+_FEW: Final = 2
+_LEAST_REQUESTS: Final = 20
+_LEAST_ITEMS: Final = 100
+_MOST_SLICES: Final = 8
+_MOST_RARE: Final = 8
+_MOST_COLUMNS: Final = 256
+_MOST_GROUPS: Final = 8
+_RATES: Final = ((10.0, 1.0), (100.0, 0.1), (1000.0, 0.02))  # up to so many requests a second, this share
+_LEAST_RATE: Final = 0.01
+# Headers of HTTP, of proxies and of tracing: they say nothing of the input.
+_TECHNICAL: Final = re.compile(
+    r"accept.*|connection|content-.*|expect|host|user-agent|te|trailer|transfer-encoding|upgrade|via|forwarded|origin|referer"
+    r"|cache-control|pragma|date|if-.*|keep-alive|traceparent|tracestate|baggage|b3|x-b3-.*|x-forwarded-.*|x-real-ip"
+    r"|x-envoy-.*|x-amzn-.*|x-cloud-trace-context|cf-.*|sec-.*|dnt|priority|inference-header-content-length|grpc-.*|x-datadog-.*"
+)
+_SECRET: Final = re.compile(r".*(authorization|cookie|token|secret|password|api-?key|signature|credential).*")
+_PERSON: Final = re.compile(r".*(user|customer|account|session|person|client|visitor|device|patient)(-?id)?$")
+_DETECTIONS: Final = (
+    ("boxes", "box"),
+    ("scores", "score"),
+    ("classes", "label|class"),
+    ("count", "num|count"),
+)
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is compared, and why.
+
+    Parameters
+    ----------
+    output
+        The compared output; empty: the task names several, or any.
+    options
+        Further options of `[[models]]` and its tables, by dotted name.
+    why
+        In words, for the comment beside it.
+    doubts
+        What a person should look at.
+    """
+
+    task: Task
+    output: str = ""
+    output_kind: OutputKind | None = None
+    options: Mapping[str, Any] = {}
+    why: str
+    doubts: tuple[str, ...] = ()
+
+
+class Proposal(msgspec.Struct, kw_only=True):
+    """Everything that `quantdrift init` writes; a person may change it before.
+
+    Parameters
+    ----------
+    name
+        Of the model, as on the wire.
+    reference
+        Path of its file, as it stands in the configuration; empty: none yet.
+    runtime
+        What runs it, if that is not the default.
+    headers
+        Headers that become slices, by name: the values that were seen, with their shares.
+    rare
+        Of these, header and value of requests that are sampled whole.
+    person
+        Header that names a person or session; empty: none.
+    secretive
+        Headers with more values than a slice can have, which are not recorded.
+    features
+        Slices by features of the input.
+    requests_per_s
+        Of this model; None: no traffic was watched.
+    notes
+        What was found and is no option.
+    """
+
+    listen: str
+    backend: str
+    name: str
+    choice: Choice
+    reference: str = ""
+    runtime: str = ""
+    headers: dict[str, dict[str, float]] = {}
+    rare: tuple[tuple[str, str], ...] = ()
+    person: str = ""
+    secretive: tuple[str, ...] = ()
+    features: tuple[Slice, ...] = ()
+    rate: float = 0.05
+    requests_per_s: float | None = None
+    flip: float = 0.01
+    webhook: str = ""
+    otlp: str = ""
+    notes: list[str] = []
+
+
+def choose(reference: ModelFile, rows: Mapping[str, Array] | None = None) -> Choice:
+    """Return how the outputs of a model are compared.
+
+    Parameters
+    ----------
+    reference
+        Its file.
+    rows
+        Captured outputs by name : (items, ...), where traffic was watched: they tell what no operator tells.
+
+    Raises
+    ------
+    OperatorError
+        No output can be compared.
+    """
+    floats = [spec for spec in reference.outputs if spec.dtype.kind == "f"]
+    if not floats:
+        raise OperatorError(_nothing_to_compare(reference))
+    doubts: list[str] = []
+    if reference.maps:
+        doubts.append(
+            f"the output {reference.maps[0]} is a list or dictionary and cannot be compared: export without ZipMap"
+        )
+    if boxes := _detection(reference):
+        return Choice(
+            task=Task.DETECTION,
+            options={f"detection.{option}": name for option, name in boxes.items()},
+            why=f"the outputs {', '.join(boxes.values())} are boxes with scores",
+            doubts=(*doubts, "are the boxes xyxy, xywh or cxcywh? (detection.box_format)"),
+        )
+    spec = max(floats, key=_likeness)
+    chosen = _of_output(reference, spec, None if rows is None else rows.get(spec.name))
+    others = [other.name for other in reference.outputs if other.name != spec.name]
+    why = chosen.why
+    if others:
+        why += f"; {', '.join(others)} {'is' if len(others) == 1 else 'are'} not compared"
+    output = spec.name if others else ""
+    return msgspec.structs.replace(chosen, output=output, why=why, doubts=(*doubts, *chosen.doubts))
+
+
+def _nothing_to_compare(reference: ModelFile) -> str:
+    given = ", ".join(str(spec) for spec in reference.outputs) or "none that is a tensor"
+    zipmap = (
+        " Export it without ZipMap (options={'zipmap': False}), so that it gives probabilities."
+        if reference.maps
+        else ""
+    )
+    return f"{reference.path} has no output of floating-point numbers that could be compared; its outputs: {given}.{zipmap}"
+
+
+def _detection(reference: ModelFile) -> dict[str, str]:
+    """Return the outputs of a detector by option; empty: it is none."""
+    found: dict[str, str] = {}
+    for option, pattern in _DETECTIONS:
+        names = [spec.name for spec in reference.outputs if re.search(pattern, spec.name.lower())]
+        if names and names[0] not in found.values():
+            found[option] = names[0]
+    boxes = next((spec for spec in reference.outputs if spec.name == found.get("boxes")), None)
+    is_detector = boxes is not None and "scores" in found and boxes.shape[-1:] in {(4,), (None,)}
+    return found if is_detector else {}
+
+
+def _likeness(spec: TensorSpec) -> tuple[int, int]:
+    """Return how likely an output is the one to compare: the one that is called so, else the first."""
+    name = spec.name.lower()
+    return (
+        any(word in name for word in ("prob", "logit", "score", "embed", "predict")),
+        len(spec.shape) == _FEW,
+    )
+
+
+def _of_output(reference: ModelFile, spec: TensorSpec, rows: Array | None) -> Choice:
+    shape, last = spec.shape, reference.kinds.get(spec.name)
+    width = shape[1] if len(shape) == _FEW else None
+    if spec.name in reference.unit_vectors or (rows is not None and _are_unit(rows)):
+        return Choice(task=Task.EMBEDDING, why=f"{spec.name} is a vector of length 1")
+    if len(shape) <= 1 or width == 1:
+        if last is not None and last.kind is OutputKind.PROBABILITIES:
+            return Choice(
+                task=Task.MULTILABEL,
+                output_kind=OutputKind.PROBABILITIES,
+                why=f"{spec.name} is one probability ({last.operator})",
+            )
+        return Choice(task=Task.REGRESSION, why=f"{spec.name} is one number for each item")
+    if len(shape) == _FEW:
+        return _of_row(spec, last, rows)
+    if len(shape) == 4 and last is not None:
+        return Choice(
+            task=Task.SEGMENTATION,
+            output_kind=last.kind,
+            why=f"{spec.name} has a score for each class and pixel ({last.operator})",
+            doubts=("if it is no mask, set task to tensor",),
+        )
+    return Choice(
+        task=Task.TENSOR,
+        why=f"{spec} has no meaning that its file tells: numbers are compared",
+        doubts=("set task if it is a mask, boxes or a ranking",),
+    )
+
+
+def _of_row(spec: TensorSpec, last: LastOperator | None, rows: Array | None) -> Choice:
+    """Return how an output with a row of numbers for each item is compared."""
+    name = spec.name.lower()
+    if any(word in name for word in ("embed", "vector", "feature")) and (
+        last is None or last.kind is OutputKind.LOGITS
+    ):
+        return Choice(task=Task.EMBEDDING, why=f"{spec.name} is a vector, by its name")
+    if last is None and rows is not None and len(rows) and np.isfinite(rows).all():
+        in_unit = bool((rows >= 0).all() and (rows <= 1).all())
+        adds_up = in_unit and bool(np.allclose(rows.sum(axis=1), 1, atol=1e-3))
+        kind = OutputKind.PROBABILITIES if adds_up else OutputKind.LOGITS
+        why = (
+            f"the {len(rows)} rows of {spec.name} that were seen {'add' if adds_up else 'do not add'} up to 1"
+        )
+        doubts = (
+            ("several labels may be correct at once? then task = multilabel",)
+            if in_unit and not adds_up
+            else ()
+        )
+        return Choice(task=Task.CLASSIFICATION, output_kind=kind, why=why, doubts=doubts)
+    if last is None:
+        return Choice(
+            task=Task.CLASSIFICATION,
+            output_kind=OutputKind.LOGITS,
+            why=f"{spec.name} has a number for each class",
+            doubts=(f"the file does not tell whether {spec.name} holds logits or probabilities",),
+        )
+    if last.kind is OutputKind.PROBABILITIES and not last.sums_to_one:
+        return Choice(
+            task=Task.MULTILABEL,
+            output_kind=last.kind,
+            why=f"{spec.name} has a probability for each label ({last.operator})",
+        )
+    return Choice(task=Task.CLASSIFICATION, output_kind=last.kind, why=f"{spec.name} ends in {last.operator}")
+
+
+def _are_unit(rows: Array) -> bool:
+    if rows.ndim != _FEW or rows.shape[1] < 8 or not len(rows) or not np.isfinite(rows).all():
+        return False
+    return bool(np.allclose(np.linalg.norm(rows.astype(np.float64), axis=1), 1, atol=1e-3))
+
+
+def name_of(
+    asked: str, reference: Path | None, server: Server | None, traffic: Traffic | None, outputs: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Return the model's name on the wire, and what to say of it.
+
+    Parameters
+    ----------
+    asked
+        What the user wrote; empty: nothing.
+    outputs
+        Of the reference, to choose among several models.
+    """
+    seen = [model.name for model in traffic.models if model.name] if traffic is not None else []
+    served = list(server.models) if server is not None else []
+    names = seen or [model.name for model in served]
+    if asked:
+        if names and asked not in names:
+            return asked, [f"no request and no server names the model {asked}: they name {', '.join(names)}"]
+        return asked, []
+    if len(names) > 1 and not seen:
+        names = [model.name for model in served if set(model.outputs) & set(outputs)] or names
+    if names:
+        others = [name for name in names if name != names[0]]
+        return names[0], [f"other models are served, too: {', '.join(others)}"] if others else []
+    return re.sub(r"[-_.]?(fp32|f32|float32|reference)$", "", reference.stem) if reference else "model", []
+
+
+def rate_of(requests_per_s: float) -> float:
+    """Return the share of the requests to sample: some ten a second and more are enough for every slice."""
+    return next((rate for most, rate in _RATES if requests_per_s <= most), _LEAST_RATE)
+
+
+def use_traffic(proposal: Proposal, traffic: Traffic, inputs: Mapping[str, Array]) -> None:
+    """Add what the traffic of the model tells: rates, headers, a person's header, features of inputs.
+
+    Parameters
+    ----------
+    inputs
+        Inputs that were captured, by name : (items, ...).
+    """
+    models = _models(proposal.name, traffic)
+    n = sum(model.n for model in models)
+    if traffic.seconds > 0 and n:
+        proposal.requests_per_s = n / traffic.seconds
+        proposal.rate = rate_of(proposal.requests_per_s)
+    if n < _LEAST_REQUESTS:
+        if n:
+            proposal.notes.append(f"{n} requests are too few to propose slices: at least {_LEAST_REQUESTS}")
+        return
+    headers = [header for header in _own(models) if header.n >= n / 10]
+    for header in headers:
+        if _PERSON.fullmatch(header.name) and header.n_values > _FEW and not proposal.person:
+            proposal.person = header.name
+        elif (
+            _FEW <= len(header.values) <= min(MOST_VALUES, header.n // 3)
+            and len(proposal.headers) < _MOST_SLICES
+        ):
+            proposal.headers[header.name] = {
+                plain(value): count / n for value, count in header.values.items()
+            }
+        elif header.n_values > _FEW:
+            proposal.secretive = (*proposal.secretive, header.name)
+    proposal.rare = tuple(rare_values(proposal.headers))[:_MOST_RARE] if proposal.rate < 1 else ()
+    proposal.features = tuple(_features(inputs))
+
+
+def rare_values(headers: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+    """Yield header and value of groups of requests that a sample would hardly have."""
+    for header, shares in headers.items():
+        yield from ((header, value) for value, share in shares.items() if share < RARE)
+
+
+def _models(name: str, traffic: Traffic | None) -> list[SeenModel]:
+    return [model for model in traffic.models if model.name == name] if traffic is not None else []
+
+
+def _own(models: Sequence[SeenModel]) -> list[SeenHeader]:
+    """Return the headers that may say something of the input, those with the fewest values first."""
+    headers = [
+        header
+        for model in models[:1]
+        for header in model.headers
+        if not _TECHNICAL.fullmatch(header.name) and not _SECRET.fullmatch(header.name)
+    ]
+    return sorted(headers, key=lambda header: (not header.values, len(header.values), header.name))
+
+
+def _features(inputs: Mapping[str, Array]) -> Iterator[Slice]:
+    """Yield slices by the features of the first input that differ between items."""
+    if not inputs or len(next(iter(inputs.values()))) < _LEAST_ITEMS:
+        return
+    name, array = next(iter(inputs.items()))
+    if array.ndim == _FEW and array.shape[1] <= _MOST_COLUMNS and array.dtype != np.dtype(object):
+        yield from itertools.islice(_columns(array.astype(np.float64)), _MOST_SLICES)
+        return
+    wanted = ("length",) if array.dtype == np.dtype(object) else ("contrast", "mean", "norm")
+    for feature in wanted:
+        rule = Slice(name=feature, feature=feature, edges=(0.0,))
+        values = [next(iter(item.values())) for item in features_of([rule], {name: array}) if item]
+        edges = quantiles(values, (0.1, 0.9)) if values else []
+        if len(edges) == _FEW:
+            yield Slice(name=feature, feature=feature, edges=tuple(edges))
+            return
+
+
+def _columns(table: Array) -> Iterator[Slice]:
+    """Yield slices by the columns of a table that have few values: groups, such as a region or a tariff, by number."""
+    if np.isnan(table).any():
+        yield Slice(name="missing", feature="missing", edges=(1e-9,))
+    for column, numbers in enumerate(table.T):
+        values = np.unique(numbers[np.isfinite(numbers)])
+        if _FEW <= len(values) <= _MOST_GROUPS:
+            edges = tuple(float(edge) for edge in (values[1:] + values[:-1]) / 2)
+            yield Slice(name=f"column {column}", feature="value", column=column, edges=edges)

@@ -1,0 +1,143 @@
+"""The first comparisons: captured exchanges, read by a configuration and replayed through its reference as a worker does it."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Config, Provider
+from quantdrift.core.errors import QuarantineError
+from quantdrift.core.records import Exchange, Tensor
+from quantdrift.init.traffic import Kept
+from quantdrift.models.runtimes.registry import opened_reference
+from quantdrift.models.tensors.arrays import Array
+from quantdrift.models.tensors.codec import decode
+from quantdrift.shadow.pipeline.classify import classify
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.replay.replay import compare_batch
+from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.state.config import LiveConfig
+from quantdrift.storage.comparisons.rows import Quarantined
+
+_MOST_ITEMS = 64
+_SOURCE = "init"
+
+
+class FirstReplays(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of the first exchanges.
+
+    Parameters
+    ----------
+    n_exchanges
+        How many were captured.
+    n_compared, n_changed
+        Items that were compared, and how many of their answers the reference would have given otherwise.
+    problems
+        How often an exchange was not compared, by the reason.
+    """
+
+    n_exchanges: int
+    n_compared: int
+    n_changed: int
+    problems: dict[str, int] = {}
+
+    def __str__(self) -> str:
+        text = f"{self.n_compared} answers of {self.n_exchanges} requests were compared with the reference: {self.n_changed} changed"
+        return "\n".join(
+            [f"{text}.", *(f"  not compared, {n}: {reason}" for reason, n in self.problems.items())]
+        )
+
+
+def recorded(config: Config, kept: Sequence[Kept]) -> tuple[list[Exchange], Counter[str]]:
+    """Return captured exchanges as a sidecar with this configuration records them, and why others were lost."""
+    recorder = Recorder(
+        LiveConfig.of(config), SidecarIdentity(source=_SOURCE, version="", salt=b"", hmac_key=b"")
+    )
+    exchanges: list[Exchange] = []
+    problems: Counter[str] = Counter()
+    for raw in kept:
+        try:
+            heads = recorder.read_heads(raw.meta, raw.request, raw.response)
+            asked = recorder.read_request(raw.meta, heads, raw.request)
+            exchange = recorder.record(raw.meta, asked, raw.response)
+        except LostError as error:
+            problems[str(error)] += 1
+            continue
+        if exchange is not None:
+            exchanges.append(exchange)
+    return exchanges, problems
+
+
+def captured_inputs(exchanges: Sequence[Exchange]) -> dict[str, Array]:
+    """Return the inputs of exchanges with items of one shape, joined by name : (items, ...); without those of other shapes."""
+    return _joined([exchange.inputs for exchange in exchanges])
+
+
+def captured_outputs(exchanges: Sequence[Exchange]) -> dict[str, Array]:
+    """Return the candidate's outputs likewise."""
+    return _joined([exchange.outputs for exchange in exchanges])
+
+
+def _joined(sides: Sequence[Sequence[Tensor]]) -> dict[str, Array]:
+    by_name: dict[str, list[Array]] = {}
+    for tensors in sides:
+        for tensor in tensors:
+            array = decode(tensor)
+            parts = by_name.setdefault(tensor.name, [])
+            if array.ndim and (not parts or parts[0].shape[1:] == array.shape[1:]):
+                parts.append(array)
+    return {name: np.concatenate(parts) for name, parts in by_name.items() if parts}
+
+
+def replay(config: Config, kept: Sequence[Kept]) -> FirstReplays:
+    """Replay captured exchanges through the references of a configuration, on the CPU, and compare.
+
+    Raises
+    ------
+    OperatorError, RetryError
+        A reference cannot be opened.
+    """
+    exchanges, problems = recorded(config, kept)
+    here = msgspec.structs.replace(
+        config, shadow=msgspec.structs.replace(config.shadow, provider=Provider.CPU)
+    )
+    references = References(here.models, lambda model, reference: opened_reference(here, model, reference))
+    prepared: list[PreparedExchange] = []
+    for number, exchange in enumerate(exchanges):
+        case = classify(
+            encode(exchange), sequence=number, n_delivered=1, max_deliveries=1, references=references
+        )
+        if isinstance(case, PreparedExchange):
+            prepared.append(case)
+        elif isinstance(case, Quarantined):
+            problems[f"{case.reason}: {case.detail}"] += 1
+        else:
+            problems[f"version {exchange.version} has no reference"] += 1
+    n_compared = n_changed = 0
+    for batch in _batches(prepared):
+        for outcome in compare_batch(batch, most_items=_MOST_ITEMS):
+            if isinstance(outcome, QuarantineError):
+                problems[f"{outcome.reason}: {outcome.detail}"] += 1
+            else:
+                flips = outcome.divergences.flip
+                n_compared += int(np.isfinite(flips).sum())
+                n_changed += int((flips == 1).sum())
+    return FirstReplays(
+        n_exchanges=len(kept),
+        n_compared=n_compared,
+        n_changed=n_changed,
+        problems=dict(problems.most_common()),
+    )
+
+
+def _batches(prepared: Sequence[PreparedExchange]) -> Iterator[list[PreparedExchange]]:
+    by_signature: dict[tuple[object, ...], list[PreparedExchange]] = {}
+    for entry in prepared:
+        by_signature.setdefault(entry.signature, []).append(entry)
+    for entries in by_signature.values():
+        for start in range(0, len(entries), _MOST_ITEMS):
+            yield entries[start : start + _MOST_ITEMS]

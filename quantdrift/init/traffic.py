@@ -1,0 +1,323 @@
+"""A minute of traffic through a relay in this process: models, headers and inputs that came, and some exchanges to replay."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config.address import read_address
+from quantdrift.core.config.schema import MIB, Model, Sampling, Sidecar
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Protocol, Tensor
+from quantdrift.core.text import plain
+from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, lengths, parse
+from quantdrift.sidecar.protocols import DECODERS
+from quantdrift.sidecar.protocols.decoder import WireContext
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
+from quantdrift.sidecar.relay.connection import Relay
+from quantdrift.sidecar.relay.listener import Listener
+from quantdrift.sidecar.relay.observing.observer import CaptureScope
+from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
+from quantdrift.sidecar.state.counters import Counters
+from quantdrift.sidecar.state.routes import Routes
+
+MOST_VALUES: Final = 64
+"""Most values that are kept of a header; with more it is no group of requests."""
+_MOST_HEADERS: Final = 64
+_MOST_MODELS: Final = 64
+_MOST_KEPT: Final = 256
+_KEPT_BYTES: Final = 64 * MIB
+_MOST_FILES: Final = 512
+_DRAIN_S: Final = 5.0
+_TICK_S: Final = 0.5
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An exchange as it came: the model that it names, its metadata, and the bytes of request and response."""
+
+    model: str
+    meta: RawMeta
+    request: bytes
+    response: bytes
+
+
+class SeenHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """A request header that came.
+
+    Parameters
+    ----------
+    values
+        How often each value came; none if there were more than `MOST_VALUES`.
+    n
+        Requests with it.
+    n_values
+        Different values, counted up to `MOST_VALUES` + 1.
+    """
+
+    name: str
+    values: dict[str, int]
+    n: int
+    n_values: int
+
+
+class SeenModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that requests named.
+
+    Parameters
+    ----------
+    protocol, name
+        As on the wire.
+    versions, outputs
+        Of the answers that could be read.
+    n
+        Requests.
+    n_read, n_items
+        Requests that could be read, and the items in them: the length of the first input.
+    headers
+        In the order of their names.
+    """
+
+    protocol: Protocol
+    name: str
+    versions: tuple[str, ...]
+    outputs: tuple[str, ...]
+    n: int
+    n_read: int
+    n_items: int
+    headers: tuple[SeenHeader, ...]
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What came while it was watched.
+
+    Parameters
+    ----------
+    seconds
+        How long.
+    models
+        Those with the most requests first.
+    kept
+        Exchanges with an answer, of any model, as they came; bounded in number and bytes.
+    unread
+        How often a request or an answer could not be read, by the reason.
+    """
+
+    seconds: float
+    models: tuple[SeenModel, ...]
+    kept: tuple[Kept, ...]
+    unread: dict[str, int]
+
+
+async def watch(
+    listen: str,
+    backend: str,
+    seconds: float,
+    most_requests: int = 0,
+    show: Callable[[int, float], None] = lambda _n, _s: None,
+) -> Traffic:
+    """Relay requests, unchanged, and look at each of them; end after `seconds`, or when it is cancelled.
+
+    Parameters
+    ----------
+    listen, backend
+        HOST:PORT.
+    most_requests
+        End sooner, once so many inference requests came; 0: do not.
+    show
+        Called twice a second with the number of inference requests so far, and the seconds.
+
+    Raises
+    ------
+    OperatorError
+        The port cannot be opened.
+    """
+    loop = asyncio.get_running_loop()
+    watcher = _Watcher()
+    scope = CaptureScope(
+        Sidecar(),
+        routes=Routes(DECODERS),
+        sampler=Sampler(Sampling(rate=1.0), b"", ExchangeIds(), time.time()),
+        send_frame=watcher.take,
+        slot=Counters.create(1, 1).slot(0),
+        clock=SystemClock(),
+    )
+    server = read_address(backend)
+    relay = Relay(server.host, server.port, scope, loop)
+    listener = Listener(_socket(listen), relay, _MOST_FILES)
+    began = loop.time()
+    listener.open()
+    try:
+        while (left := began + seconds - loop.time()) > 0 and not 0 < most_requests <= watcher.n:
+            await asyncio.sleep(min(_TICK_S, left))
+            relay.tick()
+            show(watcher.n, loop.time() - began)
+    finally:
+        listener.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                await relay.drain()
+        relay.abort()
+    return watcher.seen(loop.time() - began)
+
+
+def _socket(listen: str) -> socket.socket:
+    address = read_address(listen)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        opened = socket.create_server((address.host, address.port), family=family, backlog=1024)
+    except OSError as error:
+        raise OperatorError(f"--listen {listen} cannot be opened: {error.strerror or error}") from error
+    opened.setblocking(False)
+    return opened
+
+
+class _Watcher:
+    """Counts what the relay observed, in bounded memory."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._routes = Routes(DECODERS)
+        self._models: dict[tuple[Protocol, str], _Model] = {}
+        self._unread: Counter[str] = Counter()
+        self._kept: list[Kept] = []
+        self._n_bytes = 0
+
+    def take(self, _stratum: int, buffers: Sequence[bytes | memoryview]) -> None:
+        """Take the frame of an exchange; called by the observers."""
+        self.n += 1
+        frame = memoryview(b"".join(buffers))
+        _, n_meta = lengths(frame[:HEAD_BYTES])
+        meta, request, response = parse(n_meta, frame[HEAD_BYTES:])
+        try:
+            self._look(meta, bytes(request), bytes(response))
+        except LostError as error:
+            self._unread[str(error)] += 1
+
+    def seen(self, seconds: float) -> Traffic:
+        """Return what was seen so far."""
+        models = sorted(self._models.items(), key=lambda entry: -entry[1].n)
+        return Traffic(
+            seconds=seconds,
+            models=tuple(model.seen(protocol, name) for (protocol, name), model in models),
+            kept=tuple(self._kept),
+            unread=dict(self._unread.most_common(_MOST_MODELS)),
+        )
+
+    def _look(self, meta: RawMeta, request: bytes, response: bytes) -> None:
+        head = parse_head(request[: meta.request_head_bytes])
+        route = self._routes.route(head.method, head.path)
+        if route is None:
+            return
+        body = read_body(head, request[meta.request_head_bytes :], Sidecar().max_exchange_bytes)
+        decoder, wire = (
+            DECODERS[route.protocol],
+            WireContext(max_bytes=Sidecar().max_exchange_bytes, models=_AnyModel()),
+        )
+        try:
+            query = decoder.request(head, body, wire)
+        except LostError:
+            self._model(route.protocol, route.model).count(head)
+            raise
+        name = query.model or unquote(route.model)
+        model = self._model(route.protocol, name)
+        model.count(head)
+        if meta.lost is not None:
+            raise LostError(meta.lost, "there is no whole answer")
+        answer = parse_head(response[: meta.response_head_bytes])
+        if not 200 <= answer.status < 300:
+            self._unread[f"error_status: HTTP {answer.status}"] += 1
+            return
+        content = read_body(answer, response[meta.response_head_bytes :], Sidecar().max_exchange_bytes)
+        reply = decoder.response(
+            answer, content, query, msgspec.structs.replace(wire, model=Model(name=name or "-"))
+        )
+        model.read(query.inputs, reply.outputs, reply.version or query.version or unquote(route.version))
+        n_bytes = len(request) + len(response)
+        if len(self._kept) < _MOST_KEPT and self._n_bytes + n_bytes <= _KEPT_BYTES:
+            self._n_bytes += n_bytes
+            self._kept.append(Kept(plain(name), meta, request, response))
+
+    def _model(self, protocol: Protocol, name: str) -> "_Model":
+        key = (protocol, plain(unquote(name)))
+        if key not in self._models and len(self._models) >= _MOST_MODELS:
+            key = (protocol, "")
+        return self._models.setdefault(key, _Model())
+
+
+class _Model:
+    """The counts of one model."""
+
+    def __init__(self) -> None:
+        self.n = self._n_read = self._n_items = 0
+        self._versions: Counter[str] = Counter()
+        self._outputs: Counter[str] = Counter()
+        self._headers: dict[str, Counter[str]] = {}
+        self._n_headers: Counter[str] = Counter()
+
+    def count(self, head: Head) -> None:
+        """Count a request and its headers."""
+        self.n += 1
+        for name, value in head.headers.items():
+            if name not in self._headers and len(self._headers) >= _MOST_HEADERS:
+                continue
+            values = self._headers.setdefault(name, Counter())
+            self._n_headers[name] += 1
+            if value in values or len(values) <= MOST_VALUES:
+                values[value] += 1
+
+    def read(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], version: str) -> None:
+        """Count an exchange that could be read."""
+        self._n_read += 1
+        self._n_items += inputs[0].shape[0] if inputs and inputs[0].shape else 1
+        if version and len(self._versions) < _MOST_MODELS:
+            self._versions[version] += 1
+        self._outputs.update(tensor.name for tensor in outputs[:_MOST_MODELS])
+
+    def seen(self, protocol: Protocol, name: str) -> SeenModel:
+        """Return the counts."""
+        return SeenModel(
+            protocol=protocol,
+            name=name,
+            versions=tuple(plain(version) for version, _ in self._versions.most_common()),
+            outputs=tuple(output for output, _ in self._outputs.most_common()),
+            n=self.n,
+            n_read=self._n_read,
+            n_items=self._n_items,
+            headers=tuple(
+                SeenHeader(
+                    name=header,
+                    values=dict(values.most_common()) if len(values) <= MOST_VALUES else {},
+                    n=self._n_headers[header],
+                    n_values=len(values),
+                )
+                for header, values in sorted(self._headers.items())
+            ),
+        )
+
+
+class _AnyModel(Mapping[str, Model]):
+    """A configuration of every model that a body names: nothing is known of any of them yet."""
+
+    def __getitem__(self, name: str) -> Model:
+        return Model(name=name or "-")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def quantiles(values: Any, shares: Sequence[float]) -> list[float]:
+    """Return quantiles of an array, of two digits, each once, rising."""
+    rounded = (float(f"{value:.2g}") for value in np.quantile(values, shares))
+    return sorted(dict.fromkeys(rounded))
