@@ -30,6 +30,7 @@ GOALS: Final[Mapping[str, tuple[float, bool]]] = {
     "session_cut_ratio": (1.0, True),
     "healthy_sources_flagged": (0.01, True),
     "sessions_found": (0.95, False),
+    "deep_sessions_found": (0.95, False),
     "source_fault_paged": (0.95, False),
     "canary_delay_ratio": (1.3, True),
     "release_delay_ratio": (1.3, True),

@@ -3,7 +3,7 @@
     python -m benchmarks.sessions [--quick]
 
 Each user sends 2 to 40 requests in a burst, one to ten users at a time. The log divergence of two requests of one user has
-correlation 0.3 (found) or 0 (independent). Sources (stores, cameras) send bursts of 2 to 12 and come back: where they merely
+correlation 0.3 (found) or 0 (independent). The same of 50 and 100 users at a time, within 8,000. Sources (stores, cameras) send bursts of 2 to 12 and come back: where they merely
 differ they are healthy, and where bursts of one source differ, too, with correlation 0.3, they have sessions. A fault: 4 of 60
 sources change nearly a third of their answers from some exchange on, which must page, and not be taken for sessions first.
 """
@@ -26,6 +26,8 @@ from quantdrift.storage.fold.undeclared_sessions import ExchangeOutcome, Session
 N_EXCHANGES = 2000
 AT_ONCE = (1, 3, 10)
 N_OF_SOURCES = 10_000
+DEEP = (50, 100)
+N_DEEP = 8000
 # Sources, bursts at the same time, most requests of a burst, and how much sources differ.
 SOURCES = (
     (40, 1, 12, 0.5),
@@ -79,6 +81,13 @@ def share_found(runs: int, *, alike: float, seed: int) -> float:
     return sum(found_after(*stream, seed=seed) is not None for stream in streams) / runs
 
 
+def share_found_deep(runs: int, *, alike: float, seed: int) -> float:
+    """Return the share of versions with many users at the same time whose slice `all` is said to have sessions."""
+    rng = np.random.default_rng(seed)
+    streams = (bursts(rng, N_DEEP, alike=alike, at_once=DEEP[run % len(DEEP)]) for run in range(runs))
+    return sum(found_after(*stream, seed=seed) is not None for stream in streams) / runs
+
+
 def share_of_sources(runs: int, *, alike: float, seed: int) -> float:
     """Return the share of versions of sources that differ, every law of `SOURCES` as often, that are said to have sessions."""
     rng = np.random.default_rng(seed)
@@ -120,6 +129,7 @@ def measure(*, quick: bool) -> dict[str, float]:
         "sessions_found": min(
             share_found(runs, alike=0.3, seed=1), share_of_sources(runs // 3, alike=0.3, seed=5)
         ),
+        "deep_sessions_found": share_found_deep(runs // 3, alike=0.3, seed=8),
         "source_fault_paged": share_of_faults_paged(20 if quick else 100, seed=6),
     }
 
@@ -136,6 +146,8 @@ def main(runs: int) -> None:
         "undeclared_sessions_flagged_at_0.2": share_found(runs, alike=0.2, seed=3),
         "independent_flagged": independent,
         "healthy_sources_flagged": of_sources,
+        "deep_sessions_found": (deep := share_found_deep(runs // 3, alike=0.3, seed=8)),
+        "deep_independent_flagged": (deep_flagged := share_found_deep(runs // 3, alike=0.0, seed=9)),
         "sessions_of_sources_found": in_sources,
     }
     for name, value in figures.items():
@@ -146,6 +158,8 @@ def main(runs: int) -> None:
         [
             Goal(name="undeclared_sessions_flagged", value=flagged, bound=0.95, unit="1", at_most=False),
             Goal(name="independent_flagged", value=independent, bound=0.01, unit="1"),
+            Goal(name="deep_sessions_found", value=deep, bound=0.95, unit="1", at_most=False),
+            Goal(name="deep_independent_flagged", value=deep_flagged, bound=0.01, unit="1"),
             Goal(name="healthy_sources_flagged", value=of_sources, bound=0.01, unit="1"),
             Goal(name="sessions_of_sources_found", value=in_sources, bound=0.95, unit="1", at_most=False),
         ],

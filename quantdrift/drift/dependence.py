@@ -28,6 +28,11 @@ Sources
     Until values come back a source cannot be told from a session, so nothing is found by fewer than `LEAST_SEEN` exchanges. Of
     more than some 1,500 sources in bursts of 7 these show too few of them twice. What was found is taken back as soon as more
     of them come back.
+Depth
+    Where fifty users send at the same time, two requests of one are fifty exchanges apart, and a visit is longer than a look. So what is
+    near is a matter of the attribute: a burst of a value is over after many times the gap that is usual for its values (`burst_gap`),
+    and whether values come in bursts is judged within a look and, by a longer reach, in all of the block so far. Sources of so many take
+    longer to come back, and nothing is found before they could have (`least_seen`).
 Not counted
     When the outcomes of all users change at the same time, neighbours are alike; when a source becomes worse, its exchanges are
     alike. The same bets are therefore made with the nearest earlier exchange of *another* value, and with the last exchange of
@@ -39,6 +44,7 @@ slice. Such attributes are left out before any outcome is looked at.
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -61,13 +67,14 @@ MOST_KEYS: Final = 16
 """Most attributes of a version that are tested."""
 MOST_SLICES: Final = 1000
 APART: Final = 250
-"""Exchanges without a value, after which it begins another burst."""
+"""Exchanges without a value, after which it begins another burst; more where many values come at the same time (`burst_gap`)."""
 CORRELATIONS: Final = (0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 
 _LEAST_VALUES: Final = 20  # of an attribute in one look: with fewer it names groups of users, not users
 _LARGEST_SHARE: Final = 0.1  # of one value in a look
 _BURSTS: Final = 1.5  # times as many close exchanges with the same value as in a random order
 _REACH: Final = 8  # exchanges back that count as close
+_DEEP_REACH: Final = 64  # the same in a whole block
 _GAPS: Final = 30  # times the lower quartile of the gaps; of one burst in a thousand a gap is longer
 _BACK: Final = 0.04  # of the bursts that are of a value that came before: with more it is one of a source
 
@@ -81,24 +88,24 @@ def log_threshold(*, everything: bool) -> float:
     return math.log(2 * n_tests / FALSE_SHARE)
 
 
-def could_be_session(values: Sequence[str]) -> bool:
+def could_be_session(values: Sequence[str], begin: int = 0) -> bool:
     """Return whether an attribute has many values that come in bursts.
 
     Parameters
     ----------
     values
-        Its value in each exchange of a look, in the order of capture; empty: it has none.
+        Its value in each exchange of a block so far, in the order of capture; empty: it has none.
+    begin
+        Where the look begins that must have many values.
     """
-    places: dict[str, list[int]] = {}
-    for exchange, value in enumerate(values):
-        if value:
-            places.setdefault(value, []).append(exchange)
-    largest = max(map(len, places.values()), default=0)
-    if len(places) < _LEAST_VALUES or largest > _LARGEST_SHARE * len(values):
+    look = Counter(value for value in values[begin:] if value)
+    n_look = len(values) - begin
+    if len(look) < _LEAST_VALUES or max(look.values()) > _LARGEST_SHARE * n_look:
         return False
-    n_close = sum(int((np.diff(of_value) <= _REACH).sum()) for of_value in places.values())
-    share = sum((len(of_value) / len(values)) ** 2 for of_value in places.values())
-    return n_close > max(_BURSTS * share * _REACH * len(values), _LEAST_VALUES)
+    # Of few users at the same time a look is enough; visits of many are longer than a look.
+    return come_near(values[begin:], _REACH, least=_LEAST_VALUES) or come_near(
+        values, _DEEP_REACH, least=_LEAST_VALUES
+    )
 
 
 def come_near(values: Sequence[str], reach: int, *, least: int) -> bool:
@@ -155,17 +162,29 @@ def come_back(values: Sequence[str]) -> bool:
     """
     last: dict[str, int] = {}
     n_bursts = n_back = 0
+    gap = burst_gap(values)
     for exchange, value in enumerate(values):
         if value:
             before = last.get(value)
-            n_bursts += before is None or exchange - before > APART
-            n_back += before is not None and exchange - before > APART
+            n_bursts += before is None or exchange - before > gap
+            n_back += before is not None and exchange - before > gap
             last[value] = exchange
     return n_back > _BACK * n_bursts
 
 
+def least_seen(gap: int) -> int:
+    """Return how many exchanges of a block show whether values come back whose bursts are over after `gap` exchanges."""
+    return max(min(LEAST_SEEN * gap // (2 * APART), BLOCK * LOOK), LEAST_SEEN)
+
+
 def log_evidence(
-    values: Sequence[str], outcome: FloatArray, ties: FloatArray, *, begin: int = 0, sources: bool = False
+    values: Sequence[str],
+    outcome: FloatArray,
+    ties: FloatArray,
+    *,
+    begin: int = 0,
+    gap: int = APART,
+    sources: bool = False,
 ) -> float:
     """Return the logarithm of the evidence of one look at one slice that exchanges with one value are alike.
 
@@ -179,6 +198,8 @@ def log_evidence(
         (exchanges,) numbers in (0, 1) that break ties, uniform and unrelated to anything else.
     begin
         Where the look begins: what is before it in the block was looked at already.
+    gap
+        Exchanges without a value, after which its burst is over, as of `burst_gap`.
     sources
         Whether the values come back, so that a burst is compared with other bursts of the same value.
     """
@@ -193,10 +214,10 @@ def log_evidence(
         if newest[0] >= 0 and values[newest[0]] != value:
             newest = (newest[0], newest[0])
         before = last.get(value) if value else None
-        if before is not None and exchange - before > APART:
+        if before is not None and exchange - before > gap:
             burst_before[value] = before
         is_tested = exchange >= begin and (not sources or value in burst_before)
-        if before is not None and exchange - before <= _REACH and is_tested:
+        if before is not None and exchange - before <= gap and is_tested:
             same.append((before, exchange))
             if newest[1] >= 0:
                 other.append((newest[1], exchange))

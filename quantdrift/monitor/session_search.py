@@ -21,12 +21,13 @@ from quantdrift.core.slices import EVERYTHING
 from quantdrift.drift.dependence import (
     BLOCK,
     LEAST_EXCHANGES,
-    LEAST_SEEN,
     LOOK,
     MOST_KEYS,
     MOST_SLICES,
+    burst_gap,
     come_back,
     could_be_session,
+    least_seen,
     log_evidence,
     log_threshold,
 )
@@ -194,7 +195,7 @@ def evidence_after(
     """
     look = rows[begin:]
     named = sorted({key for row in look for key in row.attributes}, key=lambda key: (key not in known, key))
-    keys = [key for key in named if could_be_session([row.attributes.get(key, "") for row in look])]
+    keys = [key for key in named if could_be_session([row.attributes.get(key, "") for row in rows], begin)]
     keys = _admitted(keys, known, MOST_KEYS)
     members: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
@@ -207,14 +208,16 @@ def evidence_after(
     slice_ids = _admitted(large, {slice_id for slice_id, _ in before}, MOST_SLICES)
     of_sources = {key for (_, key), row in before.items() if row.comes_back}
     for key in keys:
-        sources = key in of_sources or come_back([row.attributes.get(key, "") for row in rows])
+        values = [row.attributes.get(key, "") for row in rows]
+        sources, gap = key in of_sources or come_back(values), burst_gap(values)
         for slice_id in slice_ids:
             places = members[slice_id] if sources else members[slice_id][-n_new[slice_id] :]
             gained = log_evidence(
-                [rows[index].attributes.get(key, "") for index in places],
+                [values[index] for index in places],
                 outcome[places],
                 ties[places],
                 begin=len(places) - n_new[slice_id],
+                gap=gap,
                 sources=sources,
             )
             last, now = before.get((slice_id, key)), rows[-1].captured_at
@@ -223,7 +226,7 @@ def evidence_after(
             total = gained + (last.log_evidence if last else 0.0)
             threshold = log_threshold(everything=slice_id in everything)
             found_at = last.found_at if last else None
-            is_found = total >= threshold and (sources or len(rows) >= LEAST_SEEN)
+            is_found = total >= threshold and (sources or len(rows) >= least_seen(gap))
             yield SessionEvidence(
                 model_version_id=rows[0].model_version_id,
                 slice_id=slice_id,

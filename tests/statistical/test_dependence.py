@@ -39,6 +39,36 @@ def test_bursts_of_alike_requests_are_found_within_2000(at_once: int) -> None:
     assert n_found >= 57
 
 
+@pytest.mark.parametrize("at_once", [50, 100])
+def test_bursts_of_many_users_at_the_same_time_are_found(at_once: int) -> None:
+    """Two requests of one are so far apart as there are users, correlation 0.3: all of 6 versions are found within 8,000, by an attribute.
+
+    If 95 % were found, any is missed with probability 0.26, and two with 0.03; none of 24 was. A reach of 8 exchanges finds none.
+    """
+    rng = np.random.default_rng(at_once)
+    streams = [bursts(rng, 8000, alike=0.3, at_once=at_once) for _ in range(6)]
+    assert all(found_after(*stream, seed=number) is not None for number, stream in enumerate(streams))
+
+
+def test_independent_requests_of_many_users_at_the_same_time_are_no_sessions() -> None:
+    """The share of versions that are flagged is at most 1 %: any of 6 with probability 0.06 if it were so; none of 24 was."""
+    rng = np.random.default_rng(10)
+    for number in range(6):
+        stream = bursts(rng, 8000, alike=0.0, at_once=50 + 10 * number)
+        assert could_be_session(stream[0], 7000)
+        assert found_after(*stream, seed=number) is None
+
+
+@pytest.mark.release
+def test_many_sources_at_the_same_time_are_no_sessions() -> None:
+    """A hundred bursts of 1,000 stores that differ: none of 6 versions is flagged within 10,000; with sessions in them all are."""
+    rng = np.random.default_rng(11)
+    for alike in (0.0, 0.3):
+        for number in range(6):
+            stream = sources(rng, 10_000, n_sources=1000, at_once=100, most=12, between=0.5, alike=alike)
+            assert (found_after(*stream, seed=number) is not None) is (alike > 0)
+
+
 @pytest.mark.release
 def test_independent_requests_in_bursts_are_hardly_ever_called_sessions() -> None:
     """The share of versions is at most 1 % over all attributes and slices, so for one of them far below that."""
