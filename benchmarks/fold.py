@@ -32,11 +32,11 @@ from benchmarks.cost import live_state, signals
 from benchmarks.result import Goal, finish
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.records import BodyStratum, HeaderStratum, Metric, Policy, Predicate, Verdict
+from quantdrift.core.signals import budget_of, cap_of
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.header import LAST_AT, M
 from quantdrift.drift.evidence.state import dump_state
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.fold.groups import budget_of, cap_of
 from quantdrift.monitor.service import BATCHES_AT_ONCE
 from quantdrift.storage.fold_rows import (
     BatchRows,

@@ -9,7 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from quantdrift.drift.detectors.growth import EDGES, SLOW_SHARE, WEEK_US
+from quantdrift.core.signals import SLOW_SHARE
+from quantdrift.drift.detectors.growth import EDGES, WEEK_US
 from quantdrift.drift.detectors.protocol import GROWTH
 from quantdrift.drift.evidence.group import N_TIME_BINS
 from quantdrift.drift.evidence.observations import FloatArray, GroupSequence

@@ -25,7 +25,7 @@ _FEATURES: Final = (
     ("Comparison", "What divergence is for each kind of output.", "comparators"),
     ("Language models", "Requests, answers and scores of text.", "language text openai"),
     ("Slices", "Which part of the traffic an item belongs to, by name, by search or by cluster.", "slices slice discovery discovered clusters clustering novelty"),
-    ("Detection", "From stored comparisons to verdicts.", "fold detectors evidence watch verdict verdicts thresholds"),
+    ("Detection", "From stored comparisons to verdicts.", "fold detectors evidence watch signals verdict verdicts thresholds"),
     ("Noise", "How far a model differs from itself, and what that takes off.", "noise recheck"),
     ("Baselines", "What a slice is compared with, and who decided that.", "baseline baselines"),
     ("Alerts", "What is sent, to whom, and what people do about it.", "alert alerts outbox notify events transition transitions"),

@@ -29,8 +29,8 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of the rows. They are in no reference cycle, and too many for the garbage collector to search."""
 
 
-class ComparisonRow(_Row, frozen=True, kw_only=True):
-    """One item; columns as in `comparison`."""
+class ComparisonRow(_Row, frozen=True, kw_only=True, omit_defaults=True):
+    """One item; columns as in `comparison`. `signals` has the values of the signals of plug-ins by name."""
 
     exchange_id: str
     item: int
@@ -51,6 +51,7 @@ class ComparisonRow(_Row, frozen=True, kw_only=True):
     margin: float | None
     tie: float | None = None
     latency_s: float | None = None
+    signals: dict[str, float | None] = {}
 
     @property
     def pi(self) -> float:

@@ -1,6 +1,6 @@
-"""Plug-ins: installed packages that add tasks, runtimes and protocols, if the configuration names them in `plugins`.
+"""Plug-ins: installed packages that add tasks, signals, runtimes and protocols, if the configuration names them in `plugins`.
 
-A package says what it adds by entry points, `quantdrift.tasks`, `quantdrift.runtimes` and `quantdrift.protocols`. The entry
+A package says what it adds by entry points, `quantdrift.tasks`, `.signals`, `.runtimes` and `.protocols`. The entry
 points of a named package are read as text when the configuration is loaded; the record behind one is imported when a process
 first needs it. So a sidecar never imports a comparator.
 """
@@ -28,7 +28,7 @@ _named: dict[
 
 
 class Extensible(StrEnum):
-    """An enum to which plug-ins add members: `Task`, `Runtime` and `Protocol`.
+    """An enum to which plug-ins add members: `Task`, `Metric`, `Runtime` and `Protocol`.
 
     Every well-formed name is a member, also where no plug-in adds it: a stored record can be read without the package that it
     came from. Only `names` are valid in a configuration. Iteration gives the built-in members.

@@ -22,8 +22,11 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"  # too little data, too much loss, or no reference: never silently green
 
 
-class Metric(StrEnum):
-    """A divergence between candidate and reference, per item, or a figure of the candidate alone; every one is >= 0."""
+class Metric(Extensible):
+    """A divergence between candidate and reference, per item, or a figure of the candidate alone; every one is >= 0.
+
+    `quantdrift.core.signals` has a record of each that is watched. Plug-ins add signals.
+    """
 
     FLIP = "flip"  # 1 where the decision differs, else 0: of a classifier the top class
     TOPK = "topk"  # 1 where the set of the k top classes differs, else 0
@@ -36,9 +39,10 @@ class Metric(StrEnum):
         "latency"  # of the candidate alone: 1 where it took longer than `models.budget.latency_p99_s`, else 0
     )
 
-
-SHARES: Final = frozenset((Metric.FLIP, Metric.TOPK, Metric.LATENCY))
-"""Metrics whose mean is a share of the exchanges, which is shown in per cent."""
+    @classmethod
+    def group(cls) -> str:
+        """Return the group of entry points that adds signals."""
+        return "quantdrift.signals"
 
 
 class Suspect(StrEnum):

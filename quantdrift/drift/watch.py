@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import msgspec
 import numpy as np
 
-from quantdrift.core.records import Metric
+from quantdrift.core.signals import signal_of
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.evidence import header as signal
 from quantdrift.drift.evidence.clock import DAY_MASS
@@ -73,7 +73,7 @@ class SignalKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
 
 def pages(key: SignalKey) -> bool:
     """Return whether evidence of a signal counts for pages, and not for tickets alone."""
-    return key.metric != Metric.LATENCY
+    return signal_of(key.metric).pages
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):

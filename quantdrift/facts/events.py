@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Side, Suspect, Verdict
+from quantdrift.core.signals import Signal, signal_of
 from quantdrift.core.slices import ALL, EVERYTHING
 from quantdrift.core.tasks import Build, Task
 from quantdrift.facts import figures
@@ -131,6 +132,11 @@ class AlertEvidence(msgspec.Struct, frozen=True, kw_only=True, rename={"total": 
     tail_after: float | None = None
     latency_budget_s: float | None = None
     suspect: Suspect | None = None
+
+    @property
+    def signal(self) -> Signal:
+        """The record of the signal that decided."""
+        return signal_of(self.metric)
 
 
 class AggregateState(StrEnum):

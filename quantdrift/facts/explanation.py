@@ -17,15 +17,6 @@ Z: Final = 1.96
 """So many standard errors from 0 a part of a move is more than chance."""
 
 
-class Kind(StrEnum):
-    """Kind of the detector that decided; the names are those in `quantdrift.drift.detectors.protocol`."""
-
-    BUDGET = "budget"
-    CHANGE = "change"
-    TAIL = "tail"
-    GROWTH = "growth"
-
-
 class Begin(StrEnum):
     """The state of an alert's slice before the estimated onset."""
 

@@ -13,6 +13,7 @@ from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import moment
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import WATCHED, signal_of
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts import figures
 from quantdrift.facts.cost import cost_figure
@@ -523,11 +524,11 @@ def _entries(
 ) -> list[ComparedSlice]:
     """Return the slices of both sides; the p-values of all their differences are adjusted together."""
     keys = [key for key in old if key in new]
-    caps = {Metric.FLIP: 1.0, Metric.DIVERGENCE: cap}
+    caps = {metric: 1.0 if signal_of(metric).is_share else cap for metric in WATCHED}
     differences = adjusted(
         [
             _difference(metric, old[key], new[key], caps[metric])
-            if has_same_unit or metric is Metric.FLIP
+            if has_same_unit or signal_of(metric).is_share
             else None
             for metric in caps
             for key in keys

@@ -6,14 +6,16 @@ from typing import Any
 
 import msgspec
 
-from quantdrift.core.notation import count_of, moment
+from quantdrift.core.notation import count_of, moment, percent
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.signals import signal_of
 from quantdrift.core.tasks import Task
 from quantdrift.facts.estimate import Change, Difference, Estimate, change_of
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.incidents import Incident
 from quantdrift.facts.interval import Quantile
 from quantdrift.facts.status import Serving
+from quantdrift.facts.words.amount import measured
 from quantdrift.facts.words.comparison import compared
 from quantdrift.facts.words.labels import lost
 from quantdrift.report.labels import LabelledSlice
@@ -59,6 +61,8 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
         whole period.
     page_url
         Its address on the live page; empty if `web.url` is not set.
+    signals, signal_budgets
+        Of the signals that plug-ins add: the mean over the detector's window at the end of the period, and the accepted mean.
     """
 
     slice_id: int
@@ -81,6 +85,16 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     tie: float | None = None
     decided: str = ""
     page_url: str = ""
+    signals: dict[Metric, Estimate] = {}
+    signal_budgets: dict[Metric, float] = {}
+
+    @property
+    def signal_lines(self) -> tuple[str, ...]:
+        """Share, interval and budget of each signal of a plug-in: `share of boxes that moved, lately: 5.2 % [3.9, 6.8] (budget: 1 %)`."""
+        return tuple(
+            f"share of {signal_of(metric).name}, lately: {measured(metric, self.signals.get(metric), '')} (budget: {percent(budget)})"
+            for metric, budget in self.signal_budgets.items()
+        )
 
     @property
     def flip(self) -> Estimate | None:

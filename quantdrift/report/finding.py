@@ -10,10 +10,10 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.links import alert_page, slice_page, trace_link
 from quantdrift.core.notation import moment
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.signals import DetectorKind, SignalForm, signal_names, signal_of
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
-from quantdrift.facts.explanation import Kind
 from quantdrift.facts.figures import Figure, Scope, Served, Subject, period
 from quantdrift.facts.interval import excess, quantile, shortfall
 from quantdrift.facts.speed import ItemTimes, Times
@@ -279,7 +279,8 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key) -> SliceFig
     elif not sums.n_groups and verdict is Verdict.OK:
         verdict, reason = Verdict.UNKNOWN, "nothing was compared in this period"
     name = facts.slices[key[1]]
-    budgets, noise = (fact.budgets, fact.noise) if fact else ({}, {})
+    budgets, noise, recent = (fact.budgets, fact.noise, fact.recent) if fact else ({}, {}, {})
+    named = signal_names()
     n_divergence = sums.n_effective_of(Metric.DIVERGENCE)
     return SliceFigures(
         slice_id=key[1],
@@ -301,6 +302,8 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key) -> SliceFig
         flip_noise=noise.get(Metric.FLIP, 0.0),
         divergence_noise=noise.get(Metric.DIVERGENCE, 0.0),
         page_url=slice_page(config, *key),
+        signals={metric: mean for metric, mean in recent.items() if metric in named},
+        signal_budgets={metric: budget for metric, budget in budgets.items() if metric in named},
     )
 
 
@@ -308,7 +311,8 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     alert, name = entry.alert, facts.slices[entry.alert.slice_id]
     accepted = config.budget(version.model)
     metric, fact = Metric(alert.metric), facts.verdicts.get((version.id, alert.slice_id))
-    default = {Metric.FLIP: accepted.flip, Metric.DIVERGENCE: accepted.divergence}.get(metric)
+    signal = signal_of(metric)
+    default = None if signal.form is SignalForm.SLOW else signal.budget(accepted)
     all_traffic = next(
         (verdict for key, verdict in facts.verdicts.items() if key[0] == version.id and _is_all(facts, key)),
         None,
@@ -329,7 +333,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         metric=metric,
         headline=words.headline,
         decided="".join(figures).removeprefix(DECIDED).rstrip("."),
-        by_budget=event is None or event.evidence.detector == Kind.BUDGET,
+        by_budget=event is None or event.evidence.detector == DetectorKind.BUDGET,
         onset_at=alert.onset_at,
         opened_at=alert.opened_at,
         resolved_at=alert.resolved_at,

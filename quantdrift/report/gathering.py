@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.records import UNVERIFIED, Metric
+from quantdrift.core.records import UNVERIFIED
+from quantdrift.core.signals import SignalForm, signal_of
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts import figures
 from quantdrift.facts.figures import Figure, Served
@@ -438,13 +439,14 @@ async def _read_episode(
 ) -> EpisodeFacts:
     until = min(alert.resolved_at or period.end, period.end)
     # The examples are exchanges whose outputs are far from the reference's: of a slow candidate they show nothing.
-    most = 0 if alert.metric == Metric.LATENCY else MOST_EXAMPLES
+    form = signal_of(alert.metric).form
+    most = 0 if form is SignalForm.SLOW else MOST_EXAMPLES
     examples = await reader.examples(
         max(alert.onset_at, alert.opened_at - _EXAMPLE_SPAN),
         alert.opened_at + timedelta(seconds=1),
         version=alert.version_id,
         slice_id=alert.slice_id,
-        flips=alert.metric == Metric.FLIP,
+        flips=form is SignalForm.CHANGED,
         most=most,
     )
     # A large window would be read row by row: its newest hour says the same.

@@ -8,6 +8,7 @@ import msgspec
 from markupsafe import Markup
 
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import signal_of
 from quantdrift.facts.words.happened import ONSET
 from quantdrift.show.charts import HEIGHT, Mark, Point, line
 from quantdrift.storage.figures.estimates import Sums
@@ -86,7 +87,7 @@ def plot(
     alerts: Sequence[tuple[datetime, datetime | None]] = (),
     height: int = HEIGHT,
 ) -> Plot:
-    """Draw changed answers or the mean divergence of a slice.
+    """Draw the mean of a signal in a slice.
 
     Parameters
     ----------
@@ -97,7 +98,7 @@ def plot(
     alerts
         Onset and end of each; None: it lasts.
     """
-    onsets = [onset for onset, _ in alerts]
+    signal, onsets = signal_of(metric), [onset for onset, _ in alerts]
     own, whole = (trend(metric, sums, grid, onsets=onsets) for sums in (buckets, others))
     begin, end = grid.axis
     highs = [min(point.high, 2 * point.mean) for point in own.points if point.high and point.mean <= own.top]
@@ -105,14 +106,14 @@ def plot(
         own.points,
         begin,
         end,
-        title=f"{'Changed answers' if metric is Metric.FLIP else 'Mean divergence'} in {name} over time",
+        title=f"{signal.title} in {name} over time",
         width=own.width,
         others=whole.points,
         budget=budget,
         baseline=baseline,
         marks=marks,
         alerts=[(onset, until or end) for onset, until in alerts],
-        is_share=metric is Metric.FLIP,
+        is_share=signal.is_share,
         top=max([1.2 * max(own.top, whole.top), *highs]),
         height=height,
     )
@@ -136,7 +137,7 @@ def trend(
     Parameters
     ----------
     metric
-        Flip or divergence.
+        One that the sums have.
     buckets
         The slice's, those without data left out.
     grid

@@ -5,7 +5,7 @@ only the timeout limits how many rows of other versions it skips. Only rows coun
 change of verdict: the same data gives the same rows, however the batches were cut into folds.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from quantdrift.facts.events import AlertEvent, event_of
 from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.database import translated
 from quantdrift.storage.fold_rows import from_us, to_us
+from quantdrift.storage.signals import named_values
 
 MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
 MOST_SCANNED: Final = 100_000  # items of the version that are read to find those of a rare slice
@@ -34,11 +35,9 @@ _NEWEST_OF_SLICE: Final = """
     where newest.slice_ids @> array[cast(:slice as int)]
     order by newest.captured_at desc, newest.exchange_id desc, newest.item desc limit :most
 """
-_ITEMS: Final = text(
-    _NEWEST_OF_SLICE.format(
-        columns="c.flip, c.divergence, c.reference_margin, c.source, c.batch_id, c.latency_s, c.n_items,"
-        " coalesce(c.detail ? 'candidate_not_finite', false) as not_finite"
-    )
+_ITEM: Final = (
+    "c.flip, c.divergence, c.reference_margin, c.source, c.batch_id, c.latency_s, c.n_items,"
+    " coalesce(c.detail ? 'candidate_not_finite', false) as not_finite, {signals} as signals"
 )
 _DETAILS: Final = text(_NEWEST_OF_SLICE.format(columns="c.detail::text as detail"))
 _NEWEST: Final = text("""
@@ -67,7 +66,8 @@ _ALERTING: Final = text(f"""
 class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
     """One item; columns as in `comparison`, `group` the session or else the exchange.
 
-    `not_finite`: the candidate's output was not a number, infinite or empty. `n_items`: of its exchange.
+    `not_finite`: the candidate's output was not a number, infinite or empty. `n_items`: of its exchange. `signals`: the values of the
+    signals of plug-ins, by name.
     """
 
     captured_us: int
@@ -83,6 +83,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
     not_finite: bool = False
     latency_s: float | None = None
     n_items: int = 1
+    signals: Mapping[str, float] = {}
 
 
 class DetailItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,9 +135,8 @@ class Evidence:
         self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> list[EvidenceItem]:
         """Return the newest items of a slice captured in [begin, end) and folded up to `fold_seq`, at most 5,000."""
-        result = await self._connection.execute(
-            _ITEMS, _newest(version, slice_id, begin_us, end_us, fold_seq)
-        )
+        query = text(_NEWEST_OF_SLICE.format(columns=_ITEM.format(signals=named_values())))
+        result = await self._connection.execute(query, _newest(version, slice_id, begin_us, end_us, fold_seq))
         return [
             EvidenceItem(
                 captured_us=to_us(captured_at),
@@ -152,6 +152,7 @@ class Evidence:
                 not_finite=not_finite,
                 latency_s=latency_s,
                 n_items=n_items,
+                signals=signals or {},
             )
             for (
                 captured_at,
@@ -168,6 +169,7 @@ class Evidence:
                 latency_s,
                 n_items,
                 not_finite,
+                signals,
             ) in result
         ]
 

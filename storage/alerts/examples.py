@@ -16,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
-from quantdrift.core.records import Metric
+from quantdrift.core.signals import SignalForm, signal_of
 from quantdrift.facts.events import AlertExamples
 from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.fold_rows import TransitionRow, from_us
@@ -103,7 +103,7 @@ async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -
     """
     examples_of: dict[int, list[tuple[str, str]]] = {row_index: [] for row_index in range(len(rows))}
     # Of a slow candidate the most divergent exchanges show nothing.
-    incomplete = [index for index in examples_of if rows[index].metric is not Metric.LATENCY]
+    incomplete = [index for index in examples_of if signal_of(rows[index].metric).form is not SignalForm.SLOW]
     try:
         for _ in range(ROUNDS):
             if not incomplete:
@@ -142,7 +142,7 @@ async def _worst(
             "begins": [begin for begin, _ in windows],
             "ends": [end for _, end in windows],
             "fold_seqs": [row.fold_seq for row in alarms.values()],
-            "by_flips": [row.metric is Metric.FLIP for row in alarms.values()],
+            "by_flips": [signal_of(row.metric).form is SignalForm.CHANGED for row in alarms.values()],
             "begin": min(begin for begin, _ in windows),
             "end": max(end for _, end in windows),
             "fold_seq": max(row.fold_seq for row in alarms.values()),

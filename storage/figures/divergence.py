@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+import msgspec
 from sqlalchemy import (
     ARRAY,
     Integer,
@@ -23,6 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute
 
+from quantdrift.core.signals import Signal
 from quantdrift.storage.figures.estimates import (
     MORE_MEASURES,
     ROLL_UP,
@@ -33,6 +35,7 @@ from quantdrift.storage.figures.estimates import (
 )
 from quantdrift.storage.figures.periods import Extent, Grain, SliceBins, SliceSums, Window
 from quantdrift.storage.schema.tables import RollupDay, RollupHour
+from quantdrift.storage.signals import MEASURES, value_of
 from quantdrift.storage.snapshot import SnapshotReader
 
 N_BINS = 64
@@ -154,6 +157,40 @@ class Divergence(SnapshotReader):
             )
             for row in rows
         ]
+
+    async def named(
+        self, window: Window, width: timedelta, ids: tuple[int, int], signals: Sequence[Signal]
+    ) -> list[SliceSums]:
+        """Sum signals of plug-ins in a slice of a version over buckets, from single comparisons: no roll-up has them.
+
+        Parameters
+        ----------
+        window, width
+            As for `sums`.
+        ids
+            The version and the slice.
+        """
+        named = {f"named_{number}": signal for number, signal in enumerate(signals)}
+        clusters = await cluster_sums(
+            self._connection,
+            [Side(version_id=ids[0], begin=window.begin, end=window.end, cap=1.0)],
+            slice_ids=[ids[1]],
+            width=width,
+            measures=MEASURES | {name: value_of(signal) for name, signal in named.items()},
+        )
+        buckets = []
+        for of_slice in clusters:
+            sums = sums_of_clusters(of_slice, 1.0)
+            own = {signal.metric.value: sums.of[name] for name, signal in named.items()}
+            buckets.append(
+                SliceSums(
+                    version_id=ids[0],
+                    slice_id=ids[1],
+                    at=of_slice.at,
+                    sums=msgspec.structs.replace(sums, of={**sums.of, **own}),
+                )
+            )
+        return buckets
 
     async def divided(
         self, series: Sequence[SliceSums], window: Window, width: timedelta, onset: datetime, cap: float

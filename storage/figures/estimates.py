@@ -14,19 +14,15 @@ from sqlalchemy import Interval, RowMapping, TextClause, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import signal_of
 from quantdrift.facts.estimate import LEVEL, ClusterSums, Estimate, SharedSums, added, of_groups, ratio
 from quantdrift.facts.interval import HIGHEST
+from quantdrift.storage.signals import MEASURES
 
 MOST_ROWS: Final = 5_000_000
 """With more of them in a time, sums are taken from the roll-ups, which know no person."""
 STATEMENT_S: Final = 600.0
 """Longest statement of a command that reads so many."""
-MEASURES: Final = {
-    Metric.FLIP.value: "c.flip::int",
-    # Not `least` alone: of NULL and the cap that is the cap.
-    Metric.DIVERGENCE.value: "case when c.divergence <> 'NaN' then least(c.divergence, side.cap) end",
-}
-"""The value of each measure in a row, which is NULL where it has none."""
 ROLL_UP: Final = """sum(n_items)::bigint as n_items, sum(n_groups)::bigint as n_exchanges, sum(weight) as weight, sum(weight_sq) as weight_sq,
     sum(least(flip, flip_weight)) as flip, sum(flip_weight) as flip_weight,
     sum(divergence) as divergence, sum(divergence_weight) as divergence_weight, sum(tie) as tie, sum(tie_weight) as tie_weight,
@@ -150,8 +146,8 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
         return self.n_effective * self.sums_of(metric).weight / self.weight if self.weight else 0.0
 
     def estimate(self, metric: Metric, level: float = LEVEL) -> Estimate | None:
-        """Return the mean of flips or of the divergence with its interval at a level; None where no item has that metric."""
-        return ratio(self.sums_of(metric), 1.0 if metric is Metric.FLIP else self.cap, level)
+        """Return the mean of a signal with its interval at a level; None where no item has it."""
+        return ratio(self.sums_of(metric), 1.0 if signal_of(metric).is_share else self.cap, level)
 
     def sums_of(self, metric: Metric) -> ClusterSums:
         """Return the sums over people and exchanges of flips or of the divergence."""

@@ -45,6 +45,7 @@ from quantdrift.storage.fold_rows import (
     to_us,
 )
 from quantdrift.storage.noise import floors, noise_of
+from quantdrift.storage.signals import named_values
 
 _HOUR: Final = timedelta(hours=1)
 _MONITOR: Final = "monitor"  # worker of the batches that it makes itself
@@ -115,23 +116,23 @@ _COMPARED: Final = """
     c.batch_id, c.exchange_id::text, c.item, c.captured_at, c.model_version_id, c.policy_id, c.slice_ids, c.group_key,
     c.pi1, c.pi2, c.u1, c.u2, c.candidate_margin, c.flip, c.tie, c.topk, c.js, c.divergence, c.margin, c.latency_s
 """
-_COMPARISONS: Final = text(f"""
-    select {_COMPARED} from comparison c
+_COMPARISONS: Final = f"""
+    select {_COMPARED}, {{signals}} as signals from comparison c
     where c.captured_at between :begin and :end and c.batch_id = any(cast(:batches as bigint[]))
     order by c.batch_id, c.captured_at, c.exchange_id, c.item
-""")  # noqa: S608 - constants
+"""  # noqa: S608 - constants
 _SOURCES: Final = text(f"""
     select {_BATCH} from batch where compared_model = :model and fold_seq between :first and :last and rest_until > :after
 """)  # noqa: S608 - constants
 # Late rows too: only the hash of their exchange says when they are folded.
-_STRETCH: Final = text(f"""
-    select {_COMPARED} from comparison c join batch b on b.id = c.batch_id
+_STRETCH: Final = f"""
+    select {_COMPARED}, {{signals}} as signals from comparison c join batch b on b.id = c.batch_id
     where c.captured_at between :begin and :end and c.batch_id = any(cast(:batches as bigint[]))
         and (
             least(c.captured_at, b.stored_at) <= b.read_after
             or least(c.captured_at, b.stored_at) between :after and :until
         )
-""")  # noqa: S608 - constants
+"""  # noqa: S608 - constants
 _TALLY: Final = """
     t.source, t.boot::text, t.stratum, t.sequence, least(t.at, b.stored_at) as at, t.offered, t.taken,
     t.thinned, t.published, t.final, t.models, t.lost
@@ -486,7 +487,9 @@ async def _read(
     compared = [row for row in numbered if row["kind"] == "comparison" and row["read_until"] is None]
     if compared:
         of_batches = {**_captured(compared), "batches": [row["id"] for row in compared]}
-        for row in (await connection.execute(_COMPARISONS, of_batches)).mappings():
+        for row in (
+            await connection.execute(text(_COMPARISONS.format(signals=named_values())), of_batches)
+        ).mappings():
             comparisons.setdefault(row["batch_id"], []).append(comparison_row(row))
     noise = {
         key: list(rows) for key, rows in (await noise_of(connection, [row["id"] for row in compared])).items()
@@ -525,7 +528,8 @@ async def _read_stretches(
     if batches[-1]["worker"] == _MONITOR:
         until_us[-1] = max(until_us[-1], *(source.rest_us for source in stretches.values()))
     window = {"after": batches[0]["read_after"], "until": from_us(until_us[-1]), "batches": list(sources)}
-    rows = (await connection.execute(_STRETCH, {**window, **_captured(list(sources.values()))})).mappings()
+    stretch = text(_STRETCH.format(signals=named_values()))
+    rows = (await connection.execute(stretch, {**window, **_captured(list(sources.values()))})).mappings()
     ends_us = to_us(batches[-1]["read_after"]) if batches[-1]["worker"] == _MONITOR else None
     for at_us, item in _in_order(rows, sources, ends_us):
         if after_us < at_us <= until_us[-1]:
@@ -630,6 +634,7 @@ def comparison_row(row: RowMapping) -> ComparisonRow:
         margin=row["margin"],
         tie=None if row["tie"] is None else float(row["tie"]),
         latency_s=row["latency_s"],
+        signals=row.get("signals") or {},
     )
 
 

@@ -62,6 +62,18 @@ from exchange
 group by at
 order by at;
 """
+NAMED: Final = """
+select date_bin(make_interval(secs => :width), captured_at, :begin) as at, count(value) as n,
+  sum(weight * value) / sum(weight) filter (where value is not null) as mean
+from (
+  select captured_at, weight, VALUE as value
+  from item c
+  where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
+    and captured_at >= :begin and captured_at < :end
+) of_slice
+group by at
+order by at;
+"""
 DAYS: Final = """
 select day as at, n_groups, flip, flip_low, flip_high, flip_budget, divergence, divergence_budget, all_flip, all_divergence
 from slice_day

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.facts.estimate import Estimate
 from quantdrift.storage.account.coverage import Coverage
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.divergence import Divergence
@@ -110,6 +111,8 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
         Accepted mean by metric, as the monitor wrote it; may lack some.
     noise
         The allowance for noise that was added to the budget, if there was one.
+    recent
+        By metric the recent mean, over the detector's window.
     """
 
     version_id: int
@@ -119,6 +122,7 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
     since: datetime
     budgets: dict[Metric, float]
     noise: dict[Metric, float] = {}
+    recent: dict[Metric, Estimate] = {}
 
 
 class Example(_Fact, frozen=True, kw_only=True):
@@ -194,6 +198,7 @@ class Reader(SnapshotReader):
                 since=row["since"],
                 budgets=_of_estimate(row["estimate"], "budget"),
                 noise=_of_estimate(row["estimate"], "noise"),
+                recent=_recent(row["estimate"]),
             )
             for row in await self._rows(_VERDICTS, end=end, versions=list(versions))
         ]
@@ -254,10 +259,19 @@ async def record_run(
         return int(await connection.scalar(statement.returning(ReportRun.id)) or 0)
 
 
+def _recent(estimate: Mapping[str, Any]) -> dict[Metric, Estimate]:
+    """Return, by metric, the recent mean with its interval."""
+    means, lows, highs = (_of_estimate(estimate, member) for member in ("mean", "low", "high"))
+    return {
+        metric: Estimate(mean=mean, low=lows.get(metric), high=highs.get(metric))
+        for metric, mean in means.items()
+    }
+
+
 def _of_estimate(estimate: Mapping[str, Any], member: str) -> dict[Metric, float]:
     """Return, by metric, one member of the objects in `verdict.estimate`, where it is present."""
     return {
         Metric(name): float(entry[member])
         for name, entry in estimate.items()
-        if name in set(Metric) and isinstance(entry, Mapping) and entry.get(member) is not None
+        if name in Metric.names() and isinstance(entry, Mapping) and entry.get(member) is not None
     }

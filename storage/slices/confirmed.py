@@ -9,6 +9,7 @@ from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import signal_of
 
 _SUMMED: Final = ("weight", "weight_sq", "flip", "flip_weight", "divergence", "divergence_weight")
 _SUMS: Final = text(f"""
@@ -53,11 +54,11 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, metric: Metric) -> float:
         """Return the weighted sum of flips or of the divergence."""
-        return self.divergence if metric is Metric.DIVERGENCE else self.flip
+        return float(getattr(self, signal_of(metric).column))
 
     def weight_of(self, metric: Metric) -> float:
         """Return the weight of the items with that metric."""
-        return self.divergence_weight if metric is Metric.DIVERGENCE else self.flip_weight
+        return float(getattr(self, f"{signal_of(metric).column}_weight"))
 
 
 class VersionSums(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 WEIGHT = np.abs(np.random.default_rng(1).normal(size=(4, 3))).cumsum(axis=1).astype(np.float32)
 BIAS = np.array([1, 2, 3], np.float32)
-SHIFT = 0.5  # of the drifted store's forecasts, relative
+SHIFT = 0.5  # of a drifted store's forecasts, relative
+FAR = 4.0  # the same of another one: beyond the widest interval
 _WITHIN_S = 150.0
 
 
@@ -133,22 +134,31 @@ def _candidate(factor: float) -> onnx.ModelProto:
 async def test_a_drifted_store_pages_in_the_words_of_the_plug_in(site: Path, folder: Path) -> None:
     """From `POST /v1/score` through the sidecar to the alert, the page and the report.
 
-    The loss of each forecast of the drifted store is some twenty times the budget: that it does not page has a probability far below
-    1e-9. None flips, at this tolerance, so that the divergence decides and the alert has its name.
+    The loss of each forecast of a drifted store is some twenty times the budget: that it does not page has a probability far below
+    1e-9. None flips, at this tolerance, so that the divergence decides and the alert has its name. In the other store that drifts each
+    interval lies beyond the reference's, so that the signal of the plug-in decides: one in a thousand may.
     """
     config = folder / "config.toml"
-    config.write_text(config.read_text().replace("tolerance = 0.02", "tolerance = 0.6"))
+    text = config.read_text().replace("tolerance = 0.02", "tolerance = 10.0")
+    config.write_text(text.replace("missed-intervals = 0.02", "missed-intervals = 0.001"))
     async with _running(site, folder) as (ports, environment):
         page = f"http://127.0.0.1:{ports.page}"
         async with aiohttp.ClientSession() as session, _traffic(session, ports):
-            alert = await _alert(session, page)
-        assert (alert["model"], alert["slice"]) == ("demand", "store=north")
+            alert, missed = await _alert(session, page, "north"), await _alert(session, page, "south")
+        assert (alert["model"], alert["metric"]) == ("demand", "divergence")
+        assert missed["metric"] == "missed-intervals"
         async with aiohttp.ClientSession() as session:
             slices = await _json(session, f"{page}/api/v1/slices")
             assert {row["candidate_version"] for row in slices["rows"]} == {"int8-1"}
             html = await _text(session, f"{page}/")
+            row = next(row for row in slices["rows"] if row["slice"] == "store=south")
+            of_slice = await _text(session, f"{page}/slice/{row['model_version_id']}/{row['slice_id']}")
             metrics = await _text(session, f"http://127.0.0.1:{ports.sidecar_admin}/metrics")
         assert "demand" in html
+        assert (
+            "Forecast intervals that do not overlap those of the reference in store=south over time"
+            in of_slice
+        )
         assert 'reason="decode"' in metrics
         data = ("--data", str(folder / "data"), "-c", str(folder / "config.toml"))
         shown = await asyncio.to_thread(
@@ -156,12 +166,23 @@ async def test_a_drifted_store_pages_in_the_words_of_the_plug_in(site: Path, fol
         )
         assert shown.returncode == 0, shown.stderr
         assert "pinball loss" in shown.stdout
+        shown = await asyncio.to_thread(
+            _quantdrift, site, "alerts", "show", str(missed["id"]), *data, **environment
+        )
+        assert (
+            "100 % of forecast intervals in store=south do not overlap those of the reference" in shown.stdout
+        )
         report = folder / "report.html"
         ran = await asyncio.to_thread(
             _quantdrift, site, "report", "--day", "--out", str(report), *data, **environment
         )
         assert ran.returncode == 0, ran.stderr
-        assert "pinball loss" in report.read_text()
+        html = report.read_text().replace("\u00a0", " ")
+        assert "pinball loss" in html
+        assert (
+            "store=south, share of forecast intervals that do not overlap those of the reference, lately: 100 %"
+            in html
+        )
 
 
 @asynccontextmanager
@@ -190,10 +211,10 @@ class _Forecaster(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """Answer with the reference's forecasts, which are too high for one store."""
+        """Answer with the reference's forecasts, which are too high for two stores."""
         document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         x = np.array(document["inputs"]["x"], np.float32)
-        factor = 1 + SHIFT * (self.headers["x-store"] == "north")
+        factor = 1 + {"north": SHIFT, "south": FAR}.get(self.headers["x-store"] or "", 0.0)
         forecast = (np.einsum("if,fo->io", x, WEIGHT) + BIAS) * np.float32(factor)
         body = json.dumps({"version": "int8-1", "outputs": {"forecast": forecast.tolist()}}).encode()
         self.send_response(200)
@@ -245,12 +266,14 @@ async def _traffic(session: aiohttp.ClientSession, ports: Ports) -> AsyncIterato
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _alert(session: aiohttp.ClientSession, page: str) -> Mapping[str, Any]:
-    """Wait for an alert on the page's API."""
+async def _alert(session: aiohttp.ClientSession, page: str, store: str) -> Mapping[str, Any]:
+    """Wait for an alert of a store on the page's API."""
     async with asyncio.timeout(_WITHIN_S):
         while True:
             rows = (await _json(session, f"{page}/api/v1/alerts"))["rows"]
-            if firing := [row for row in rows if row["severity"] == "firing"]:
+            if firing := [
+                row for row in rows if (row["severity"], row["slice"]) == ("firing", f"store={store}")
+            ]:
                 return dict(firing[0])
             await asyncio.sleep(0.5)
 

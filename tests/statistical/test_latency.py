@@ -11,8 +11,9 @@ import pytest
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
+from quantdrift.core.signals import SLOW_SHARE
 from quantdrift.drift.detectors import growth
-from quantdrift.drift.detectors.growth import EDGES, SLOW_SHARE
+from quantdrift.drift.detectors.growth import EDGES
 from quantdrift.drift.detectors.protocol import BUDGET, GROWTH
 from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, GroupSequence, ObservationBlock

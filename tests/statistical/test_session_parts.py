@@ -16,7 +16,7 @@ from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.drift.evidence.observations import BoolArray
-from quantdrift.monitor.fold.groups import SIGNALS
+from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.inclusion import Rates, SliceRates
 from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow
 from tests.support.monitor.plain_groups import keeps_part, shown
@@ -24,7 +24,7 @@ from tests.support.monitor.plain_groups import keeps_part, shown
 pytestmark = pytest.mark.statistical
 
 EPOCHS, USERS = 2000, 12
-FLIP, CHANGE = SIGNALS[0], SIGNALS[2]
+FLIP, CHANGE = SignalKey("flip", "budget"), SignalKey("flip", "change")
 BUDGET = Budget(flip=0.01, divergence=0.05)
 WHERES = {1: (), 2: (Predicate(key="json.k", equals="1"),)}
 

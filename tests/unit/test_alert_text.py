@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.signals import DetectorKind
 from quantdrift.core.text import plain
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.facts.events import AlertEvent
-from quantdrift.facts.explanation import FEWEST_BEFORE, Explanation, Kind
+from quantdrift.facts.explanation import FEWEST_BEFORE, Explanation
 from quantdrift.facts.words.alert import text_of
 from quantdrift.facts.words.details import details
 from quantdrift.facts.words.steps import Ways
@@ -90,7 +91,7 @@ def test_the_end_of_an_alert_leaves_out_the_window_that_still_contains_the_drift
 
 def test_the_names_of_the_kinds_are_those_of_the_detectors() -> None:
     """Whoever words a case does not load the detectors."""
-    assert {kind.value for kind in Kind} == set(DETECTORS)
+    assert {kind.value for kind in DetectorKind} == set(DETECTORS)
 
 
 SIZES = st.sampled_from([0.0, 3.68e-11, 9e-5, 0.0077, 0.0099, 0.01, 0.044, 0.44, 1.0])

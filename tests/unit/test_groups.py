@@ -10,7 +10,7 @@ from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.fold.groups import SIGNALS, Columns, Observation, slice_groups
+from quantdrift.monitor.fold.groups import Columns, Observation, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.fold_rows import ComparisonRow
 from tests.support.monitor.fold_stream import ALL_ID, CATALOG, batches
@@ -71,7 +71,7 @@ def shown(row: ComparisonRow, rates: Rates) -> dict[SignalKey, FloatArray]:
     columns = Columns(observed)
     every, cap = np.ones(1, dtype=np.bool_), np.full(1, Budget().cap)
     groups = slice_groups(observed, columns, every, cap, partial(rates.of, CATALOG_OF_TWO))
-    values = {signal: groups.values(0, signal)[0] for signal in SIGNALS if groups.keys}
+    values = {signal: groups.values(0, signal)[0] for signal in groups.signals if groups.keys}
     return {signal: found[0] for signal, found in values.items() if len(found)}
 
 

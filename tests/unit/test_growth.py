@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.drift.detectors.growth import EDGES, READY, SLOW_SHARE, WEEK_US, LatencyBaseline
+from quantdrift.core.signals import SLOW_SHARE
+from quantdrift.drift.detectors.growth import EDGES, READY, WEEK_US, LatencyBaseline
 from quantdrift.drift.detectors.protocol import GROWTH
 from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.evidence.group import N_TIME_BINS, Items, Members, group_means, group_times

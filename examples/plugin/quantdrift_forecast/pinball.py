@@ -8,7 +8,8 @@ With p the reference's and q the candidate's forecast of the quantile of level t
   unit, from 0 to infinity.
 - `flip` = 1 where the divergence is above the tolerance, or neighbouring quantiles cross in the candidate and not in the reference.
 
-In `detail`: `crossings`, the number of such neighbours.
+In `detail`: `crossings`, the number of such neighbours, and `missed`, the share of the steps, in [0, 1], in which the interval from the
+candidate's lowest to its highest quantile does not overlap the reference's: the value of the signal `missed-intervals`.
 """
 
 import numpy as np
@@ -49,12 +50,14 @@ class PinballComparator:
         with np.errstate(over="ignore"):  # as far apart as float64 reaches: infinitely
             divergence = loss / np.maximum(np.abs(scaled_p).mean(axis=(1, 2)), self._options.floor / unit)
         crossings = ((q[..., 1:] < q[..., :-1]) & ~(p[..., 1:] < p[..., :-1])).sum(axis=(1, 2))
+        # Crossing quantiles are sorted: an interval is where the forecasts are, whatever they are called.
+        missed = ((q.max(axis=-1) < p.min(axis=-1)) | (p.max(axis=-1) < q.min(axis=-1))).mean(axis=1)
         return Divergences(
             flip=pair.flip(np.asarray((divergence > self._options.tolerance) | (crossings > 0))),
             divergence=pair.defined(divergence),
             candidate_finite=pair.candidate_finite,
             reference_finite=pair.reference_finite,
-            detail={"crossings": pair.defined(crossings.astype(np.float64))},
+            detail={"crossings": pair.defined(crossings.astype(np.float64)), "missed": pair.defined(missed)},
         )
 
     def _series(self, pair: NumberPair) -> tuple[Array, Array]:

@@ -15,6 +15,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import WATCHED
 
 if TYPE_CHECKING:
     from quantdrift.monitor.planning.alerts import Alert
@@ -195,7 +196,7 @@ def _course(
 
     at: list[datetime] = []
     ratio: list[float] = []
-    if metric is Metric.LATENCY:  # the sums have no times
+    if metric not in WATCHED:  # the sums have neither times nor the values of plug-ins
         return at, ratio
     budget, _ = accepted(config, model, metric)
     for hour_us, sums in sorted(test.hours.get(key, {}).items()):

@@ -19,6 +19,8 @@ from quantdrift.core.config.strata import MARGIN, MODEL, MOST_STRATA, why_unmatc
 from quantdrift.core.config.tasks import SECTIONS, SHARED
 from quantdrift.core.config.vision_check import vision_problems
 from quantdrift.core.config.web import web_problems
+from quantdrift.core.config.wrong_values import nearest
+from quantdrift.core.signals import signal_names
 from quantdrift.core.tasks import Task
 
 _MAY_BE_EMPTY = frozenset(
@@ -168,6 +170,7 @@ def _models(config: Config) -> Iterator[str]:
             yield f"models `{model.name}`: budget.divergence must be below budget.cap"
         if 0 < model.budget.latency_growth < 1:
             yield f"models `{model.name}`: budget.latency_growth must be at least 1, or 0 to learn nothing"
+        yield from _signals(model)
         if model.embedding == "features" and not any(
             rule.feature and rule.model in {"", model.name} for rule in config.slices
         ):
@@ -188,6 +191,16 @@ def _models(config: Config) -> Iterator[str]:
         yield from _infinite(model)
         yield from vision_problems(model)
         yield from reference_problems(model)
+
+
+def _signals(model: Model) -> Iterator[str]:
+    """Yield the budgets of signals that no package adds."""
+    names = signal_names()
+    for name in model.budget.signals:
+        if name not in names:
+            yield (
+                f"models `{model.name}`: budget.signals names `{name}`, and no package that `plugins` names adds that signal: {nearest(name, names)}"
+            )
 
 
 def _own_answers(config: Config, model: Model) -> Iterator[str]:

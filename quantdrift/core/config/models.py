@@ -263,6 +263,12 @@ class Budget(Section, frozen=True, kw_only=True):
             le=100,
         ),
     ] = 0.0
+    signals: Annotated[
+        dict[str, Annotated[float, Meta(ge=1e-5, lt=1)]],
+        about(
+            "Of signals that plug-ins add, by name: the accepted mean, from 0 to 1. A signal is watched where it has a budget."
+        ),
+    ] = msgspec.field(default_factory=dict)
 
 
 class Recheck(Section, frozen=True, kw_only=True):

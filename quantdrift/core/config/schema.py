@@ -70,7 +70,7 @@ class Config(Section, frozen=True, kw_only=True):
     plugins: Annotated[
         tuple[str, ...],
         about(
-            "Installed packages that add tasks, runtimes or protocols. Nothing of a package that is not named here is imported."
+            "Installed packages that add tasks, signals, runtimes or protocols. Nothing of a package that is not named here is imported."
         ),
     ] = ()
     stream: Stream = Stream()

@@ -29,6 +29,7 @@ import numpy as np
 from scipy.special import xlog1py, xlogy
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.signals import SLOW_SHARE
 from quantdrift.drift.detectors import budget
 from quantdrift.drift.detectors.budget import BudgetDetector
 from quantdrift.drift.evidence import header, interval
@@ -52,8 +53,6 @@ from quantdrift.drift.evidence.numba_cache import compiled
 from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
-SLOW_SHARE = 0.01
-"""Share of the exchanges that may take longer than a latency budget, or than what was learned: both are 99 % quantiles."""
 STEPS_TO_DOUBLE = 4
 EDGES: FloatArray = 2.0 ** (np.arange(N_TIME_BINS - 1) / STEPS_TO_DOUBLE - 10)  # seconds, from 1 ms to 14 min
 DELTA = 1e-5

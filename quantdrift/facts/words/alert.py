@@ -8,9 +8,10 @@ from typing import Final
 
 from quantdrift.core.notation import count_of, estimated, number, percent
 from quantdrift.core.records import UNVERIFIED, Metric, Suspect
+from quantdrift.core.signals import DetectorKind, SignalForm, signal_of
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts.events import AggregateState, AlertEvent
-from quantdrift.facts.explanation import Begin, DamageCause, Kind
+from quantdrift.facts.explanation import Begin, DamageCause
 from quantdrift.facts.words.details import details
 from quantdrift.facts.words.ending import ended
 from quantdrift.facts.words.happened import SINCE, began
@@ -21,14 +22,6 @@ from quantdrift.facts.words.text import AlertText, Line
 _PLAIN_RATIO: Final = 1.1  # below it, "times as far" would say nothing
 _LARGEST_RATIO: Final = 1_000.0
 _NO_WAYS: Final = Ways()
-_REASONS: Final = {
-    (Metric.FLIP, Kind.BUDGET): "the flip rate {is_} above the budget",
-    (Metric.DIVERGENCE, Kind.BUDGET): "the mean divergence {is_} above the budget",
-    (Metric.FLIP, Kind.CHANGE): "the flip rate {is_} above its learned baseline",
-    (Metric.DIVERGENCE, Kind.TAIL): "the upper tail of the divergence {is_} above its learned baseline",
-    (Metric.LATENCY, Kind.BUDGET): "the latency {is_} above the budget",
-    (Metric.LATENCY, Kind.GROWTH): "the latency {is_} above its learned baseline",
-}
 _CHANGED: Final = {
     DamageCause.DAMAGE: "the model answers worse on inputs that are as hard as before (numeric damage)",
     DamageCause.INPUT_SHIFT: "more inputs are close calls (input shift)",
@@ -134,7 +127,7 @@ def reason_of(
     doubt
         Why the evidence is not enough for a page, however much it is; empty where it can be.
     """
-    reason = _REASONS[metric, Kind(kind)].format(is_="is" if page else "seems to be")
+    reason = signal_of(metric).kinds[DetectorKind(kind)].reason.format(is_="is" if page else "seems to be")
     if suspect is not None:
         reason = f"{reason}; {_ANSWERS[suspect]}: {LOOK_FIRST[suspect]}"
     return "; ".join(filter(None, (reason, "" if is_verified else UNVERIFIED_SENDERS, doubt)))
@@ -147,18 +140,27 @@ def _is_doubt(reason: str) -> bool:
 def finding(event: AlertEvent) -> str:
     """Return what is wrong and where: the measure that decided, beside its budget."""
     evidence, where = event.evidence, _where(event)
-    if evidence.metric is Metric.LATENCY:
+    signal, form = evidence.signal, evidence.signal.form
+    if form is SignalForm.SLOW:
         share = "more exchanges" if evidence.after is None else f"{percent(evidence.after)} of exchanges"
         return f"{share} in {where} took {slower(evidence.latency_budget_s)}{_budget(event)}"
-    if evidence.metric is Metric.DIVERGENCE:
-        far = _tail(event, where) if evidence.detector == Kind.TAIL else _far(event, where)
+    if form in {SignalForm.DIVERGENCE, SignalForm.SHARE}:
+        if form is SignalForm.SHARE:
+            share = (
+                f"more {signal.things}"
+                if evidence.after is None
+                else f"{percent(evidence.after)} of {signal.things}"
+            )
+            moved = f"{share} in {where} {signal.verb}{_budget(event)}"
+        else:
+            moved = _tail(event, where) if evidence.detector == DetectorKind.TAIL else _far(event, where)
         also = event.explanation.changed
-        return far if also is None else f"{far}; {percent(also)} of answers changed"
+        return moved if also is None else f"{moved}; {percent(also)} of answers changed"
     said_share = _share(event)
     if said_share is None:
         return f"more answers in {where} changed than the budget allows"
     changed, text = said_share
-    if evidence.detector == Kind.CHANGE:
+    if evidence.detector == DetectorKind.CHANGE:
         before = (
             "more than its learned baseline"
             if evidence.before is None
@@ -181,7 +183,7 @@ def _share(event: AlertEvent) -> tuple[float, str] | None:
     share = evidence.after if explanation.changed is None else explanation.changed
     if share is None:
         return None
-    least = event.limit if evidence.detector != Kind.CHANGE else evidence.before
+    least = event.limit if evidence.detector != DetectorKind.CHANGE else evidence.before
     low = explanation.changed_low
     if low is not None and least is not None and least < low < share:
         return low, f"at least {percent(low)}"
@@ -219,14 +221,16 @@ def _how_many(event: AlertEvent) -> Line | None:
 
 def _confidence(event: AlertEvent) -> str:
     """Return how certain it is that this is not chance, and what the alert does not mean."""
-    kind = event.evidence.detector
-    if event.evidence.metric is Metric.LATENCY:
+    kind, signal = event.evidence.detector, event.evidence.signal
+    if signal.form is SignalForm.SLOW:
         load = (
             " It means slower than before, not over a budget: more load makes answers slower, too."
-            if kind == Kind.GROWTH
+            if kind == DetectorKind.GROWTH
             else ""
         )
         return f"likely, not certain. Slow answers open a ticket and never page.{load}"
+    if not signal.pages:
+        return "likely, not certain. This signal opens a ticket and never pages."
     certain = (
         "almost certain, this is not chance."
         if event.pages
@@ -234,7 +238,7 @@ def _confidence(event: AlertEvent) -> str:
     )
     return (
         certain
-        if kind == Kind.BUDGET
+        if kind == DetectorKind.BUDGET
         else f"{certain} It means worse than before. It does not mean over the budget."
     )
 
@@ -252,8 +256,8 @@ def _since(event: AlertEvent) -> str:
     evidence = event.evidence
     before = ""
     if (
-        evidence.metric is Metric.FLIP
-        and evidence.detector == Kind.BUDGET.value
+        evidence.signal.form is SignalForm.CHANGED
+        and evidence.detector == DetectorKind.BUDGET
         and evidence.before is not None
     ):
         before = f" Before that, {percent(evidence.before)} of answers changed."
@@ -303,11 +307,12 @@ def _invalid(event: AlertEvent) -> Line | None:
 def _elsewhere(event: AlertEvent) -> Line | None:
     """Return how all traffic is; of a slow model how its answers are. None where the alert is about all traffic."""
     evidence, whole = event.evidence, event.aggregate
-    if evidence.metric is Metric.LATENCY:
+    signal = evidence.signal
+    if signal.form is SignalForm.SLOW:
         answers = _ANSWERS[evidence.suspect or Suspect.UNKNOWN]
         return Line(text=f"{answers[0].upper()}{answers[1:]}.")
-    is_share = evidence.metric is Metric.FLIP
-    mean = f" ({percent(whole.mean)} changed)" if is_share and whole.mean is not None else ""
+    verb = f" of {signal.things} {signal.verb}" if signal.things else " changed"
+    mean = f" ({percent(whole.mean)}{verb})" if signal.is_share and whole.mean is not None else ""
     match event.whole:
         case AggregateState.ITSELF:
             return None
@@ -319,7 +324,9 @@ def _elsewhere(event: AlertEvent) -> Line | None:
             text = f"alerts, too{mean}"
         case AggregateState.QUIET if whole.mean is not None and whole.accepted is not None:
             figures = (
-                f" ({percent(whole.mean)} changed, budget: {percent(whole.accepted)})" if is_share else ""
+                f" ({percent(whole.mean)}{verb}, budget: {percent(whole.accepted)})"
+                if signal.is_share
+                else ""
             )
             text = f"above its budget, too{figures}, but without an alert yet"
         case _:

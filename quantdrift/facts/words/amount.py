@@ -4,20 +4,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantdrift.core.notation import decimals, fixed, number, percent
-from quantdrift.core.records import SHARES, Metric
+from quantdrift.core.records import Metric
+from quantdrift.core.signals import signal_of
 from quantdrift.facts.estimate import Estimate
 
 
 def amount(metric: Metric, value: float, unit: str) -> str:
     """Return a value of a metric as text: `5.2 %`, or with the unit of the model's divergence, if any: `0.021 nat`."""
-    return percent(value) if metric in SHARES else f"{number(value)} {unit}".rstrip()
+    return percent(value) if signal_of(metric).is_share else f"{number(value)} {unit}".rstrip()
 
 
 def interval(metric: Metric, estimate: Estimate | None) -> str:
     """Return the bounds with as many decimals as the mean: `[3.9, 6.8]`; empty where there are none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
-    scale = 100 if metric in SHARES else 1
+    scale = 100 if signal_of(metric).is_share else 1
     n_decimals = decimals(scale * (estimate.mean or estimate.high))
     return f"[{fixed(scale * estimate.low, n_decimals)}, {fixed(scale * estimate.high, n_decimals)}]"
 
@@ -31,7 +32,7 @@ def measured(metric: Metric, estimate: Estimate | None, unit: str) -> str:
 
 def signed(metric: Metric, estimate: Estimate) -> str:
     """Return a difference with its sign and bounds, flips in percentage points: `+1.2 [0.4, 2.1]`."""
-    scale = 100 if metric in SHARES else 1
+    scale = 100 if signal_of(metric).is_share else 1
     mean = scale * estimate.mean
     text = f"{'+' if mean > 0 else ''}{number(mean)}"
     if estimate.low is None or estimate.high is None:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Final
 
 from quantdrift.core.notation import count_of, from_to, moment, number, percent
-from quantdrift.core.records import SHARES, Metric
+from quantdrift.core.signals import DetectorKind, Signal, SignalForm
 from quantdrift.core.tasks import MEASURES, Measure
 from quantdrift.facts.events import AlertEvent
-from quantdrift.facts.explanation import FEWEST_AFTER, FEWEST_BEFORE, Begin, DamageCause, Explanation, Kind, Z
+from quantdrift.facts.explanation import FEWEST_AFTER, FEWEST_BEFORE, Begin, DamageCause, Explanation, Z
 from quantdrift.facts.words.model import slower
 
 DECIDED: Final = "Decided by: "
@@ -57,13 +57,13 @@ def details(event: AlertEvent) -> tuple[str, ...]:
     texts = [f"{DECIDED}{figures}; {needed}."] if figures else []
     if explanation.unexplained:
         return (*texts, f"Not explained: {explanation.unexplained}. The alert itself is valid.")
-    metric, kind = evidence.metric, evidence.detector
-    unit = " points" if metric in SHARES or kind == Kind.TAIL else _unit(measure)
+    signal, kind = evidence.signal, evidence.detector
+    unit = " points" if signal.is_share or kind == DetectorKind.TAIL else _unit(measure)
     cause = DamageCause(explanation.cause) if explanation.cause in set(DamageCause) else None
     if cause in _CAUSES and explanation.damage is not None and explanation.shift is not None:
         texts.append(
             _CAUSES[cause].format(
-                subject=_subject(metric, kind, measure),
+                subject=_subject(signal, kind, measure),
                 damage=_amount(explanation.damage, explanation.damage_se, unit=unit),
                 shift=_amount(explanation.shift, explanation.shift_se, unit=unit),
             )
@@ -98,23 +98,28 @@ def details(event: AlertEvent) -> tuple[str, ...]:
 def decided(event: AlertEvent) -> str:
     """Return what decided as one clause: the value since the onset and the value it is compared with; empty: not known."""
     evidence, measure = event.evidence, MEASURES[event.slice.task]
+    signal = evidence.signal
     since = "the onset" if event.onset is None else moment(event.onset)
     since = f"since {since} ({count_of(evidence.n_since_onset or 0, 'observation')})"
 
     def value(number_: float) -> str:
-        return percent(number_) if evidence.metric in SHARES else f"{number(number_)}{_unit(measure)}"
+        return percent(number_) if signal.is_share else f"{number(number_)}{_unit(measure)}"
 
-    if evidence.detector == Kind.TAIL:
+    if evidence.detector == DetectorKind.TAIL:
         return _tail(event, since, value)
     if evidence.after is None:
         return ""
-    if evidence.metric is Metric.LATENCY:
-        observed = f"{percent(evidence.after)} of exchanges took {slower(evidence.latency_budget_s)} {since}"
-    elif evidence.metric is Metric.FLIP:
-        observed = f"{percent(evidence.after)} of answers changed {since}"
-    else:
-        observed = f"mean {measure.name} {value(evidence.after)} {since}"
-    if evidence.detector == Kind.CHANGE:
+    match signal.form:
+        case SignalForm.SLOW:
+            observed = f"{percent(evidence.after)} of exchanges took {slower(evidence.latency_budget_s)}"
+        case SignalForm.CHANGED:
+            observed = f"{percent(evidence.after)} of answers changed"
+        case SignalForm.SHARE:
+            observed = f"{percent(evidence.after)} of {signal.things} {signal.verb}"
+        case SignalForm.DIVERGENCE:
+            observed = f"mean {measure.name} {value(evidence.after)}"
+    observed = f"{observed} {since}"
+    if evidence.detector == DetectorKind.CHANGE:
         return observed if evidence.before is None else f"{observed}, {value(evidence.before)} before"
     noise = f", and {value(evidence.noise)} more for noise" if evidence.noise else ""
     return f"{observed}, budget {value(evidence.budget)}{noise}"
@@ -241,10 +246,12 @@ def _moved(explanation: Explanation) -> list[str]:
     return [f"Other measures that moved {compared}: {', '.join(moves[:_MOST_MOVED])}{more}."]
 
 
-def _subject(metric: Metric, kind: str, measure: Measure) -> str:
-    if kind == Kind.TAIL:
+def _subject(signal: Signal, kind: str, measure: Measure) -> str:
+    if kind == DetectorKind.TAIL:
         return "the share of items in the tail"
-    return "the flip rate" if metric is Metric.FLIP else f"mean {measure.name}"
+    if signal.form is SignalForm.DIVERGENCE:
+        return f"mean {measure.name}"
+    return f"the share of {signal.name}" if signal.things else "the flip rate"
 
 
 def _margins(explanation: Explanation) -> str:

@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import Final
 
 from quantdrift.core.notation import listed, moment, number, percent
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import Verdict
+from quantdrift.core.signals import DetectorKind, SignalForm
 from quantdrift.facts.events import AlertEvent, Ending
-from quantdrift.facts.explanation import Kind
 from quantdrift.facts.words.model import full_precision, slower
 from quantdrift.facts.words.text import AlertText, Line, Step
 
@@ -106,12 +106,15 @@ def ended(event: AlertEvent) -> AlertText:
 
 def _recovered(event: AlertEvent) -> str:
     evidence = event.evidence
-    if evidence.detector == Kind.TAIL:
+    if evidence.detector == DetectorKind.TAIL:
         return f"its worst outputs are as near to those of {full_precision(event)} as before"
-    if evidence.metric is Metric.LATENCY:
+    signal = evidence.signal
+    if signal.form is SignalForm.SHARE:
+        return f"no more than {percent(evidence.budget)} of its {signal.things} {signal.verb}, as budgeted"
+    if signal.form is SignalForm.SLOW:
         return f"no more than {percent(evidence.budget)} of exchanges take {slower(evidence.latency_budget_s)}, as budgeted"
-    if evidence.metric is not Metric.FLIP:
+    if signal.form is SignalForm.DIVERGENCE:
         return f"its outputs are as near to those of {full_precision(event)} as the budget asks for"
-    if evidence.detector == Kind.CHANGE:
+    if evidence.detector == DetectorKind.CHANGE:
         return "no more answers change than before"
     return f"its changed answers are within the budget of {percent(evidence.budget)}"

@@ -8,26 +8,13 @@ import msgspec
 
 from quantdrift.core.notation import count_of, duration, estimated, listed, moment, percent
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.signals import DetectorKind, signal_of
 from quantdrift.facts.estimate import Estimate
 from quantdrift.facts.figures import Figure, FigureName
 from quantdrift.facts.words.ending import ENDS
 
 MOST: Final = 3
 """Slices, changes or steps that a line names."""
-_WRONG: Final = {
-    (Metric.FLIP, True): "more answers of {title} changed than the budget allows",
-    (Metric.FLIP, False): "more answers of {title} changed than before",
-    (
-        Metric.DIVERGENCE,
-        True,
-    ): "outputs of {title} are further from the FP32 model's than the budget allows",
-    (
-        Metric.DIVERGENCE,
-        False,
-    ): "the worst outputs of {title} are further from the FP32 model's than before",
-    (Metric.LATENCY, True): "more requests to {title} take longer than the budget allows",
-    (Metric.LATENCY, False): "more requests to {title} take longer than before",
-}
 _FIRST: Final = {
     Verdict.FIRING: "Open the alert: it says what to do now.",
     Verdict.WARNING: "Nothing tonight. The owner of the model looks at the slice tomorrow.",
@@ -82,7 +69,12 @@ def wrong(title: str, measure: tuple[Metric, bool] | None, *, part_of_time: bool
     part_of_time
         Whether the whole time that is shown is within the budget.
     """
-    text = _WRONG[measure].format(title=title) if measure in _WRONG else f"{title} has drifted"
+    text = f"{title} has drifted"
+    if measure is not None:
+        metric, by_budget = measure
+        for kind, watched in signal_of(metric).kinds.items():
+            if (kind is DetectorKind.BUDGET) is by_budget:
+                text = watched.wrong.format(title=title)
     return f"for a part of the time {text}" if part_of_time else text
 
 
@@ -225,7 +217,7 @@ def alert_line(
     until = "" if end is None else f"{end:%H:%M} UTC" if end.date() == begin.date() else moment(end)
     when = f"Since {moment(begin)}" if end is None else f"{begin:%Y-%m-%d %H:%M} to {until}"
     if share is None:
-        what = "outputs moved" if metric is Metric.DIVERGENCE else "answers were slow"
+        what = signal_of(metric).moved
     else:
         interval = (
             ""

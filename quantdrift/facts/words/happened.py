@@ -3,6 +3,8 @@
 from types import MappingProxyType
 from typing import Final
 
+from quantdrift.core.signals import BUILT_IN
+
 ACTIONS: Final = MappingProxyType(
     {
         "ack": "acknowledged",
@@ -13,9 +15,7 @@ ACTIONS: Final = MappingProxyType(
     }
 )
 """What was done about an alert."""
-METRICS: Final = MappingProxyType(
-    {"flip": "changed answers", "divergence": "divergence", "latency": "slow answers"}
-)
+METRICS: Final = MappingProxyType({signal.metric.value: signal.name for signal in BUILT_IN})
 """What the metrics are."""
 ONSET: Final = "onset (estimated)"
 SINCE: Final = "Since"

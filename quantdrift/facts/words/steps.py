@@ -6,11 +6,12 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.notation import count_of, estimated
-from quantdrift.core.records import Metric, Suspect
+from quantdrift.core.records import Suspect
+from quantdrift.core.signals import DetectorKind, SignalForm
 from quantdrift.core.tasks import Build
 from quantdrift.core.text import plain
 from quantdrift.facts.events import AggregateState, AlertEvent
-from quantdrift.facts.explanation import Begin, DamageCause, Kind
+from quantdrift.facts.explanation import Begin, DamageCause
 from quantdrift.facts.words.model import full_precision
 from quantdrift.facts.words.text import Step
 
@@ -70,7 +71,7 @@ def do_now(event: AlertEvent, ways: Ways) -> tuple[Step, ...]:
             f"Look at the alert of {explanation.explained_by}: without its answers this one would not exist."
         )
         return (Step(text=look, command="quantdrift alerts list"),)
-    if event.evidence.metric is Metric.LATENCY:
+    if event.evidence.signal.form is SignalForm.SLOW:
         first = LOOK_FIRST[event.evidence.suspect or Suspect.UNKNOWN]
         return (Step(text=f"{_sentence(first)}."),)
     if not event.pages:
@@ -96,7 +97,7 @@ def _stop(event: AlertEvent, ways: Ways) -> tuple[Step, ...]:
         ask = f"Ask who sends {name} what changed there: the inputs are different, not the model."
         return (Step(text=ask), Step(text=f"If {_daily(event)} are too many until tomorrow, {route}."))
     changed = event.explanation.changed
-    if event.evidence.detector == Kind.CHANGE and changed is not None and changed <= event.limit:
+    if event.evidence.detector == DetectorKind.CHANGE and changed is not None and changed <= event.limit:
         wait = f"Decide if it can wait until tomorrow: changed answers are still within the budget. If not, {route}."
         return (Step(text=wait),)
     return (Step(text=f"{_sentence(route)}."),)
@@ -111,7 +112,7 @@ def _acknowledge(ways: Ways) -> tuple[Step, ...]:
 
 def tomorrow(event: AlertEvent, ways: Ways) -> tuple[Step, ...]:
     """Return what the owner of the model does in daylight."""
-    if event.explanation.explained_by or event.evidence.metric is Metric.LATENCY:
+    if event.explanation.explained_by or event.evidence.signal.form is SignalForm.SLOW:
         return ()
     steps = []
     causes = event.explanation.causes

@@ -9,12 +9,12 @@ import msgspec
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import BUILT_IN, WATCHED, DetectorKind, cap_of
 from quantdrift.drift.detectors.protocol import BUDGET, LEARNERS, TAIL
 from quantdrift.drift.detectors.tail import pooled_histogram
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.monitor.baselines.learn import Learned, Learning
-from quantdrift.monitor.fold.groups import LEARNED
 from quantdrift.storage.audit import Action, who
 from quantdrift.storage.baselines import (
     Decision,
@@ -242,10 +242,13 @@ async def freeze_or_keep(database: Database, scope: Scope, source: Source) -> in
         slices = await find_slices(connection, scope.model, scope.slices)
         learned = await learned_signals(connection, version.id)
         keys = [
-            (slice_id, metric.value, kind)
+            (slice_id, signal.metric.value, kind.value)
             for slice_id in slices
-            for metric, kind in LEARNED
-            if _wanted(metric.value, scope.metrics) and (slice_id, metric.value, kind) in learned
+            for signal in BUILT_IN
+            for kind in signal.kinds
+            if kind is not DetectorKind.BUDGET
+            and _wanted(signal.metric, scope.metrics)
+            and (slice_id, signal.metric.value, kind.value) in learned
         ]
         if not keys:
             raise OperatorError(
@@ -303,16 +306,16 @@ async def import_(
     if not any(_wanted(figure.metric.value, scope.metrics) for figure in figures):
         left_out = f"of {', '.join(scope.metrics)} " if scope.metrics and figures else ""
         raise OperatorError(f"there is no figure {left_out}to import: nothing was recorded")
-    cap = config.budget(scope.model).cap
+    budget = config.budget(scope.model)
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
         slices = await find_slices(connection, scope.model, sorted({figure.slice for figure in figures}))
         ids = {name: slice_id for slice_id, name in slices.items()}
         wanted = [figure for figure in figures if _wanted(figure.metric.value, scope.metrics)]
         for figure in wanted:
-            top = {Metric.FLIP: 1.0, Metric.DIVERGENCE: cap}.get(figure.metric)
-            if top is None:
-                raise OperatorError(f"`{figure.metric}` has no budget: give flip or divergence")
+            if figure.metric not in WATCHED:
+                raise OperatorError(f"`{figure.metric}` has no budget: give {' or '.join(WATCHED)}")
+            top = cap_of(figure.metric, budget)
             if figure.upper is not None and not LEAST_BUDGET <= figure.upper < top:
                 raise OperatorError(
                     f"slice `{figure.slice}`: an upper bound of {figure.upper:g} for {figure.metric} is not between "

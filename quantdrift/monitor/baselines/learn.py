@@ -13,7 +13,6 @@ from quantdrift.drift.evidence.observations import STEPS, FloatArray, Observatio
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import (
     LATENCY_GROWTH,
-    SIGNALS,
     Columns,
     Observation,
     exchanges,
@@ -115,7 +114,7 @@ class Learning:
             grows=np.full(len(columns.rows), True) if self._budget.latency_growth else None,
         )
         for number, (_, slice_id) in enumerate(groups.keys):
-            for signal in SIGNALS:
+            for signal in groups.signals:
                 if signal.kind not in LEARNERS:
                     continue
                 values, observations = groups.values(number, signal)

@@ -11,7 +11,8 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.notation import count_of
-from quantdrift.core.records import Metric, Policy
+from quantdrift.core.records import Policy
+from quantdrift.core.signals import cap_of, signal_of
 from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.discovery.confirmation import N_BETS, Trial
@@ -19,7 +20,7 @@ from quantdrift.drift.discovery.items import Items
 from quantdrift.drift.discovery.search import SAME, FoundSlice, overlap
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
-from quantdrift.monitor.fold.groups import Columns, Observation, cap_of, slice_groups
+from quantdrift.monitor.fold.groups import Columns, Observation, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
@@ -105,7 +106,7 @@ def with_traffic(
         first_us = columns.captured_us[columns.item[np.append(0, columns.ends)[:-1]]]
         later = first_us >= np.array([to_us(row.tested_at) for row in candidates])[columns.slice_id]
         # The null mean is relative to the cap of that day: under another cap the test would be of another hypothesis.
-        caps = [row.scale if row.metric is Metric.DIVERGENCE else budget.cap for row in candidates]
+        caps = [budget.cap if signal_of(row.metric).is_share else row.scale for row in candidates]
         for cap in set(caps):
             places = [slice_id for slice_id, of in enumerate(caps) if of == cap]
             which = later & np.isin(columns.slice_id, places)

@@ -25,11 +25,11 @@ from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import number
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import WATCHED, budget_of, cap_of
 from quantdrift.core.slices import is_declared
 from quantdrift.drift.discovery.confirmation import null_mean
 from quantdrift.drift.evidence.bound import upper_bound
 from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
-from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of
 from quantdrift.monitor.fold.verdict import UNDECIDED_FROM
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.confirmed import SlicePeriod, Sums, VersionSums

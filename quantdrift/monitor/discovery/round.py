@@ -13,8 +13,9 @@ from zoneinfo import ZoneInfo
 import msgspec
 import numpy as np
 
-from quantdrift.core.config.schema import Config
+from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.records import Metric, Policy
+from quantdrift.core.signals import WATCHED, budget_of, cap_of
 from quantdrift.core.slices import TIME, is_declared
 from quantdrift.drift.discovery.confirmation import allowance, null_mean, threshold
 from quantdrift.drift.discovery.information import Choice
@@ -23,7 +24,7 @@ from quantdrift.drift.discovery.search import N_BINS, FoundSlice, GivenUpError, 
 from quantdrift.monitor.discovery.candidates import Origin, decide, new_candidate, origins, with_traffic
 from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.discovery.retirement import reason_to_retire
-from quantdrift.monitor.fold.groups import WATCHED, budget_of
+from quantdrift.monitor.fold.groups import clipped
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold_rows import ComparisonRow
 from quantdrift.storage.schema.slice_tables import Status
@@ -258,7 +259,7 @@ class _Work:
         watched = [*slices, *(row.key for row in of_model)]
         used = {condition.key for slice_ in watched for condition in slice_.where}
         week = timedelta(days=SEARCH_DAYS)
-        items = await self._items(version, budget.cap, used, self._now)
+        items = await self._items(version, budget, used, self._now)
         bounds = {
             metric: null_mean(budget_of(metric, budget), high, limits.least_ratio)
             for metric in WATCHED
@@ -269,7 +270,7 @@ class _Work:
             most_found=self._most_candidates,
         )
         result = search(items.without(TIME), bounds, wanted, self._give_up)
-        if len(earlier := await self._items(version, budget.cap, used, self._now - week)):
+        if len(earlier := await self._items(version, budget, used, self._now - week)):
             again = search(items, bounds, wanted, self._give_up)
             by_time = tuple(slice_ for slice_ in again.found if _is_weekly(slice_, earlier))
             result = msgspec.structs.replace(
@@ -302,21 +303,22 @@ class _Work:
             # After the rows: a policy is written before the first of its rows, so all of them are visible now.
             return rows, await policies_of(connection, {row.policy_id for row in rows})
 
-    async def _items(self, version: SearchedVersion, cap: float, used: set[str], end: datetime) -> Items:
+    async def _items(self, version: SearchedVersion, budget: Budget, used: set[str], end: datetime) -> Items:
         """Return the items of the week before `end`."""
         limits = self._limits
         window = Window(version_id=version.id, begin=end - timedelta(days=SEARCH_DAYS), end=end)
         choice = Choice(limits.least_share, N_BINS, used)
+        caps = {metric: cap_of(metric, budget) for metric in WATCHED}
         async with self._database.begin() as connection:
             share = _kept(limits.most_rows, await n_items(connection, window))
             window = msgspec.structs.replace(window, share=share)
             async for row in searched_items(connection, window, 2 * limits.most_rows, self._zone):
                 self._go_on()
                 signals = {
-                    Metric.FLIP: None if row.flip is None else float(row.flip),
-                    Metric.DIVERGENCE: None
-                    if row.divergence is None
-                    else min(max(row.divergence, 0.0), cap) / cap,
+                    metric: None
+                    if (value := clipped(metric, row, caps[metric])) is None
+                    else value / caps[metric]
+                    for metric in WATCHED
                 }
                 choice.add(row.exchange_id, row.pi, row.attributes, row.features, signals)
         return choice.items()

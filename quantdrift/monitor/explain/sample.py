@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import signal_of
 from quantdrift.drift.detectors.protocol import BUDGET, GROWTH, TAIL
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.explain.damage import Damage, Window, damage
@@ -56,9 +57,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, item: EvidenceItem) -> float:
         """Return the value of an item; nan where it has none."""
-        value = {Metric.DIVERGENCE: item.divergence, Metric.LATENCY: item.latency_s}.get(
-            self.metric, item.flip
-        )
+        signal = signal_of(self.metric)
+        value = getattr(item, signal.column) if signal.column else item.signals.get(self.metric.value)
         if value is None or math.isnan(value):
             return math.nan
         return min(value, self.cap) if self.above is None else float(value > self.above)
@@ -68,7 +68,7 @@ def measure_of(evidence: AlertEvidence, cap: float) -> Measure:
     """Return the measure that decided an alert; for a tail without a level, the mean."""
     metric, kind = evidence.metric, evidence.detector
     above = evidence.tail_level if kind == TAIL.kind else evidence.latency_budget_s
-    return Measure(metric=metric, kind=kind, cap=cap if metric is Metric.DIVERGENCE else 1.0, above=above)
+    return Measure(metric=metric, kind=kind, cap=1.0 if signal_of(metric).is_share else cap, above=above)
 
 
 def level_of(evidence: AlertEvidence, tolerance: float) -> float:

@@ -6,7 +6,8 @@ from typing import Final
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.diagnosable import NextCommands, next_commands
-from quantdrift.core.records import Metric, Predicate
+from quantdrift.core.records import Predicate
+from quantdrift.core.signals import SignalForm, signal_of
 from quantdrift.core.slices import TIME
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.words.steps import Ways
@@ -66,7 +67,7 @@ def _commands(
     known: Collection[str] = (),
     options: str = "",
 ) -> NextCommands:
-    if event.evidence.metric is Metric.LATENCY:
+    if signal_of(event.evidence.metric).form is SignalForm.SLOW:
         return NextCommands()  # they look at answers
     return next_commands(
         config,

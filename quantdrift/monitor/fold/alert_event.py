@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from quantdrift.core.records import Metric, Suspect, Verdict
+from quantdrift.core.signals import signal_of
 from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.detectors.tail.pooled_histogram import exceedance
@@ -181,12 +182,13 @@ def iso(at_us: int) -> str:
 
 def measure_of(metric: Metric, task: Task) -> str:
     """Return the name for people of a metric of a task."""
-    return MEASURES[task].name if metric is Metric.DIVERGENCE else metric.value
+    return metric.value if signal_of(metric).is_share else MEASURES[task].name
 
 
 def unit_of(metric: Metric, task: Task) -> str:
     """Return the unit of a metric's mean; empty: it has none."""
-    return MEASURES[task].unit if metric is Metric.DIVERGENCE else "share of exchanges"
+    signal = signal_of(metric)
+    return f"share of {signal.things or 'exchanges'}" if signal.is_share else MEASURES[task].unit
 
 
 def interval_of(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import budget_of, cap_of, named_signals
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import POLICY
@@ -29,8 +30,6 @@ from quantdrift.monitor.fold.groups import (
     Columns,
     Observation,
     SliceGroups,
-    budget_of,
-    cap_of,
     changes,
     exchanges,
     slice_groups,
@@ -122,7 +121,7 @@ class Fold:
     def learn(self, catalog: Catalog) -> None:
         """Take over versions, slices and policies; a version without a reference gets its `unknown` here."""
         self.state.learn(catalog)
-        for key, signals in self.state.latency_not_asked():
+        for key, signals in self.state.not_asked():
             self._remove(key, signals, "the configuration asks for it no more")
         self.state.retune_growth()
         for version in catalog.versions.values():
@@ -270,6 +269,7 @@ class Fold:
             cap,
             limits[columns.of] if limits.any() else None,
             grows[columns.of] if grows.any() else None,
+            named=self._named(columns, [budget.signals for budget in budgets]),
         )
         captured_us = groups.captured_us(observed)
         mass = self._live(groups, observed, event_us, captured_us)
@@ -282,6 +282,17 @@ class Fold:
         watches = [entry.watch for entry in slices]
         changes = advance_joined(watches, groups.joined(observed, mass), groups.ends, self.state.thresholds)
         return slices + shown_nothing, [(slices[change.watch], change) for change in changes]
+
+    def _named(self, columns: Columns, budgets: Sequence[Mapping[str, float]]) -> dict[Metric, FloatArray]:
+        """Return the values of the signals of plug-ins that a model asks for, (items,) each; `budgets` is (observations,)."""
+        if not any(budgets):
+            return {}
+        return {
+            signal.metric: columns.named(
+                signal.metric, np.array([signal.metric.value in of_model for of_model in budgets])[columns.of]
+            )
+            for signal in named_signals()
+        }
 
     def _unmeasured(self, observed: Sequence[Observation], columns: Columns) -> BoolArray:
         """Return of which items nothing was measured, (items,)."""
@@ -389,6 +400,8 @@ class Fold:
         cap: FloatArray,
         limit_s: FloatArray | None,
         grows: BoolArray | None,
+        *,
+        named: Mapping[Metric, FloatArray],
     ) -> SliceGroups:
         """Return what the detectors are given: an exchange of a session is no observation, and the session is."""
         which = np.array(
@@ -399,7 +412,9 @@ class Fold:
             ended = self.state.retired | self.state.lapsed
             ignored = [slice_id for slice_id in sorted(ended) if self.state.ignores(slice_id)]
             which &= ~np.isin(columns.slice_id, ignored)
-        return slice_groups(observed, columns, which, cap, self.state.rates, limit_s=limit_s, grows=grows)
+        return slice_groups(
+            observed, columns, which, cap, self.state.rates, limit_s=limit_s, grows=grows, named=named
+        )
 
     def _live(
         self,
@@ -409,7 +424,7 @@ class Fold:
         captured_us: IntArray,
     ) -> FloatArray:
         """Move the clock along a batch; signals begin where they are first shown. Return the mass of each observation."""
-        complete = self.state.knows(self.state.rows(groups.keys), groups.codes())
+        complete = self.state.knows(self.state.rows(groups.keys), groups.codes(), groups.signals)
         unknown = np.flatnonzero(~complete).tolist()
         lacking = self._lacking(groups, unknown)
         parts: dict[int, list[int]] = {}  # the order matters only where something begins

@@ -9,8 +9,9 @@ Which signals a slice has, and what one group shows of each.
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -19,8 +20,8 @@ import numpy as np
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
 from quantdrift.core.sampling.inclusion import second_rate
+from quantdrift.core.signals import cap_of, signal_of
 from quantdrift.drift.detectors.growth import EDGES as TIME_EDGES
-from quantdrift.drift.detectors.growth import SLOW_SHARE
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, GROWTH, TAIL
 from quantdrift.drift.detectors.tail.quantile import EDGES as TAIL_EDGES
 from quantdrift.drift.evidence.group import (
@@ -36,43 +37,26 @@ from quantdrift.drift.evidence.margin import EDGES as MARGIN_EDGES
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.watch import Groups, Series, SignalKey
 from quantdrift.monitor.fold.inclusion import SliceRates
-from quantdrift.storage.fold_rows import ComparisonRow, NoiseRow
+from quantdrift.storage.fold_rows import ComparisonRow
 
-WATCHED = (Metric.FLIP, Metric.DIVERGENCE)
-LEARNED = (
-    (Metric.FLIP, CHANGE.kind),
-    (Metric.DIVERGENCE, TAIL.kind),
-    (Metric.LATENCY, GROWTH.kind),
-)  # flips by margin, the divergence by its tail and its body, the latency by its slowest 1 %
 # Made once: they know their hashes, and every group of every slice is kept under them.
-_BUDGETS = {metric: SignalKey(metric.value, BUDGET.kind) for metric in WATCHED}
-_CHANGE, _TAIL, LATENCY_GROWTH = (SignalKey(metric.value, kind) for metric, kind in LEARNED)
-LATENCY = SignalKey(Metric.LATENCY.value, BUDGET.kind)
-# Those of the latency only where some model asks for them.
-SIGNALS = (_BUDGETS[Metric.FLIP], _BUDGETS[Metric.DIVERGENCE], _CHANGE, _TAIL, LATENCY, LATENCY_GROWTH)
+_FLIP, _DIVERGENCE, LATENCY = (
+    SignalKey(metric.value, BUDGET.kind) for metric in (Metric.FLIP, Metric.DIVERGENCE, Metric.LATENCY)
+)
+_CHANGE = SignalKey(Metric.FLIP.value, CHANGE.kind)
+_TAIL = SignalKey(Metric.DIVERGENCE.value, TAIL.kind)
+LATENCY_GROWTH = SignalKey(Metric.LATENCY.value, GROWTH.kind)
 _LOG = logging.getLogger(__name__)
-
-
-def cap_of(metric: Metric, budget: Budget) -> float:
-    """Return what one unit of the clipped signal is in the metric's own unit."""
-    return budget.cap if metric is Metric.DIVERGENCE else 1.0
-
-
-def budget_of(metric: Metric, budget: Budget) -> float:
-    """Return the accepted mean of the clipped signal, over its cap."""
-    if metric is Metric.LATENCY:
-        return SLOW_SHARE
-    return budget.divergence / budget.cap if metric is Metric.DIVERGENCE else budget.flip
 
 
 def scale_of(signal: SignalKey, budget: Budget) -> float:
     """Return what one unit of what a detector observes is in the metric's own unit: tails are not clipped."""
-    return 1.0 if signal.kind in {TAIL.kind, GROWTH.kind} else cap_of(Metric(signal.metric), budget)
+    return 1.0 if signal.kind in {TAIL.kind, GROWTH.kind} else cap_of(signal.metric, budget)
 
 
-def clipped(metric: Metric, item: ComparisonRow | NoiseRow, cap: float) -> float | None:
+def clipped(metric: Metric, item: object, cap: float) -> float | None:
     """Return a metric of an item, at most `cap`; None where it is undefined."""
-    value = item.divergence if metric is Metric.DIVERGENCE else item.flip
+    value: float | None = getattr(item, signal_of(metric).column)
     return None if value is None or math.isnan(value) else min(max(value, 0.0), cap)
 
 
@@ -209,6 +193,15 @@ class Columns:
             tail_bin=np.searchsorted(TAIL_EDGES, divergence, side="right"),
         )
 
+    def named(self, metric: Metric, asked: BoolArray) -> FloatArray:
+        """Return the value of a plug-in's signal of each item whose model asks for it, (items,) in [0, 1]; NaN without one."""
+        name = metric.value
+        values = np.array(
+            [np.nan if (value := row.signals.get(name)) is None else value for row in self.rows]
+        )
+        named: FloatArray = np.where(asked, np.clip(values, 0.0, 1.0), np.nan)
+        return named
+
     def slow(self, limit_s: FloatArray) -> FloatArray:
         """Return which items took longer than their latency budget, (items,): 1, 0, or NaN without a time or a budget."""
         latency_s = self.column("latency_s")
@@ -252,12 +245,16 @@ class SliceGroups:
     items
         What these show.
     slow, time_bins
-        (items,) as `Columns.slow` and `Columns.time_bins` return them; None: no model asks for either.
+        (items,) as `Columns.slow` and `Columns.time_bins` return them; None: no model asks for them.
+    named
+        (items,) per plug-in's signal, as `Columns.named` returns it.
     policy_id, weighted
         Under which policy the groups were sampled, and whether with rates that differ within their slice.
 
     Attributes
     ----------
+    signals
+        Those that groups can show.
     keys
         Candidate version and slice of each run of groups.
     starts, ends
@@ -277,6 +274,7 @@ class SliceGroups:
         items: Items,
         slow: FloatArray | None,
         time_bins: IntArray | None,
+        named: Mapping[Metric, FloatArray],
         policy_id: IntArray,
         weighted: BoolArray,
     ) -> None:
@@ -285,18 +283,24 @@ class SliceGroups:
             group_means(values, items, members) for values in (items.flip, items.divergence)
         )
         shares = group_shares(items, members)
-        self._x = [flips.x, divergences.x, shares.change, shares.tail]
-        seen = [flips.seen, divergences.seen, shares.seen_change, shares.seen_tail]
+        shown: list[tuple[SignalKey, FloatArray, BoolArray]] = [
+            (_FLIP, flips.x, flips.seen),
+            (_DIVERGENCE, divergences.x, divergences.seen),
+            (_CHANGE, shares.change, shares.seen_change),
+            (_TAIL, shares.tail, shares.seen_tail),
+        ]
         if slow is not None:
             latencies = group_means(slow, items, members)
-            self._x.append(latencies.x)
-            seen.append(latencies.seen)
+            shown.append((LATENCY, latencies.x, latencies.seen))
         if time_bins is not None:
             times = group_times(time_bins, items, members)
-            self._x.append(times.x)
-            seen.append(times.seen)
-        self._signals = SIGNALS[: len(seen)]
-        self._seen: BoolArray = np.array(seen)
+            shown.append((LATENCY_GROWTH, times.x, times.seen))
+        for metric, values in named.items():
+            means = group_means(values, items, members)
+            shown.append((SignalKey(metric.value, BUDGET.kind), means.x, means.seen))
+        self.signals = tuple(signal for signal, _, _ in shown)
+        self._x = [x for _, x, _ in shown]
+        self._seen: BoolArray = np.array([seen for _, _, seen in shown])
         self.refused: BoolArray = flips.refused | divergences.refused
         self.policy_id, self.weighted = policy_id, weighted
         some: BoolArray = np.asarray(self._seen.any(axis=0))
@@ -313,27 +317,27 @@ class SliceGroups:
         )
 
     def codes(self) -> IntArray:
-        """Return for each key the sum of 2 ** place of the signals that it shows at all, in the order of `SIGNALS`."""
+        """Return for each key the sum of 2 ** place of the signals that it shows at all, in the order of `signals`."""
         if not self.keys or self._seen.all():
-            return np.full(len(self.keys), 2 ** len(self._signals) - 1)
+            return np.full(len(self.keys), 2 ** len(self.signals) - 1)
         some = np.logical_or.reduceat(self._seen, self.starts, axis=1)
-        return np.asarray((1 << np.arange(len(self._signals))) @ some)
+        return np.asarray((1 << np.arange(len(self.signals))) @ some)
 
     def shown(self, number: int) -> list[SignalKey]:
         """Return the signals that the key with this number shows at all."""
         some = np.any(self._seen[:, self.starts[number] : self.ends[number]], axis=1)
-        return [signal for signal, is_shown in zip(self._signals, some.tolist(), strict=True) if is_shown]
+        return [signal for signal, is_shown in zip(self.signals, some.tolist(), strict=True) if is_shown]
 
     def first(self, number: int, signal: SignalKey) -> int:
         """Return the place of the first group of a key that shows a signal."""
         start, end = int(self.starts[number]), int(self.ends[number])
-        return start + int(self._seen[SIGNALS.index(signal), start:end].argmax())
+        return start + int(self._seen[self.signals.index(signal), start:end].argmax())
 
     def last(self, number: int) -> list[tuple[SignalKey, int]]:
         """Return of the key with this number each signal that is shown, and the place of the last group that does."""
         start, end = int(self.starts[number]), int(self.ends[number])
         last = []
-        for signal, seen in zip(self._signals, self._seen[:, start:end], strict=True):
+        for signal, seen in zip(self.signals, self._seen[:, start:end], strict=True):
             shown = np.flatnonzero(seen)
             if len(shown):
                 last.append((signal, start + int(shown[-1])))
@@ -355,7 +359,7 @@ class SliceGroups:
         of = self.observation
         series = {
             signal: Series(x=x, seen=None if seen.all() else seen)
-            for signal, x, seen in zip(self._signals, self._x, self._seen, strict=True)
+            for signal, x, seen in zip(self.signals, self._x, self._seen, strict=True)
             if seen.any()
         }
         return Groups(
@@ -368,9 +372,9 @@ class SliceGroups:
     def values(self, number: int, signal: SignalKey) -> tuple[FloatArray, IntArray]:
         """Return what the key with this number shows of a signal, (groups, width), and the observation of each."""
         span = slice(int(self.starts[number]), int(self.ends[number]))
-        if signal not in self._signals:
+        if signal not in self.signals:
             return np.zeros((0, DETECTORS[signal.kind].width)), self.observation[:0]
-        row = SIGNALS.index(signal)
+        row = self.signals.index(signal)
         seen = self._seen[row, span]
         return self._x[row][span][seen], self.observation[span][seen]
 
@@ -384,6 +388,7 @@ def slice_groups(
     *,
     limit_s: FloatArray | None = None,
     grows: BoolArray | None = None,
+    named: Mapping[Metric, FloatArray] = MappingProxyType({}),
 ) -> SliceGroups:
     """Return what groups of a batch show; what does not fit to its sampling is left out, and logged.
 
@@ -401,6 +406,8 @@ def slice_groups(
         (items,) the latency budget, 0 where there is none; None: no model has one.
     grows
         (items,) whether a baseline of the latency is asked for; None: nowhere.
+    named
+        (items,) per plug-in's signal that a model asks for, as `Columns.named` returns it.
     """
     item, ends = columns.groups(which)
     slice_id, observation = columns.slice_id[which], columns.observation[which]
@@ -422,16 +429,14 @@ def slice_groups(
     smallest, sure, least = (np.ascontiguousarray(rows[:, column]) for column in range(3))
     weighted, of_sessions = rows[:, 3] != 0.0, rows[:, 4] != 0.0
     members = Members(item, ends, smallest, closed, sure, least, later)
-    none = np.zeros(len(columns.rows))
     groups = SliceGroups(
         columns,
         which=which,
         members=members,
         items=columns.items(cap),
-        slow=None
-        if limit_s is None and grows is None
-        else columns.slow(none if limit_s is None else limit_s),
+        slow=None if limit_s is None else columns.slow(limit_s),
         time_bins=None if grows is None else columns.time_bins(grows),
+        named=named,
         policy_id=policy_id,
         weighted=np.where(closed, of_sessions, weighted),
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric, Side
+from quantdrift.core.signals import WATCHED, budget_of, cap_of
 from quantdrift.core.slices import ALL
 from quantdrift.core.tasks import Task
 from quantdrift.drift.evidence.group import group_value
@@ -30,7 +31,7 @@ from quantdrift.facts.events import NoiseEvent
 from quantdrift.facts.words.noise import advice
 from quantdrift.facts.words.verdict import too_noisy
 from quantdrift.monitor.fold.alert_event import measure_of, unit_of
-from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of, clipped
+from quantdrift.monitor.fold.groups import clipped
 from quantdrift.storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
 
 _MOST_TESTED = 0.9  # of the gap between budget and 1: the mean that a detector tests against stays below 1

@@ -10,7 +10,8 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import Verdict
+from quantdrift.core.signals import budget_of, cap_of, signal_of
 from quantdrift.core.slices import ALL, is_declared
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, GROWTH, LEARNERS
@@ -19,7 +20,7 @@ from quantdrift.drift.evidence.clock import MICROSECONDS, CalendarClock
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, SliceWatch, Thresholds
-from quantdrift.monitor.fold.groups import LATENCY, LATENCY_GROWTH, SIGNALS, budget_of, cap_of, scale_of
+from quantdrift.monitor.fold.groups import LATENCY_GROWTH, scale_of
 from quantdrift.monitor.fold.inclusion import Rates, SliceRates
 from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.missing import MissingSamples
@@ -323,17 +324,18 @@ class FoldState:
             declared = self._declared[slice_id] = is_declared(self._config, self.catalog.slices[slice_id].key)
         return not declared
 
-    def latency_not_asked(self) -> list[tuple[Key, list[SignalKey]]]:
-        """Return the slices with signals of their latency that are watched although the configuration asks for them no more.
+    def not_asked(self) -> list[tuple[Key, list[SignalKey]]]:
+        """Return the slices with signals that are watched although the configuration asks for them no more.
 
         An alert of theirs would wait for a recovery that nothing can show.
         """
         not_asked = []
         for key, entry in sorted(self.slices.items()):
             budget = self.budget(key[0])
-            asked = {LATENCY: budget.latency_p99_s, LATENCY_GROWTH: budget.latency_growth}
             if signals := [
-                signal for signal, value in asked.items() if signal in entry.watch.states and not value
+                signal
+                for signal in sorted(entry.watch.states)
+                if not signal_of(signal.metric).is_asked(signal.kind, budget)
             ]:
                 not_asked.append((key, signals))
         return not_asked
@@ -536,7 +538,7 @@ class FoldState:
         entries = map(self.slices.get, keys)
         return np.array([-1 if entry is None else entry.row for entry in entries], dtype=np.intp)
 
-    def knows(self, rows: IntArray, codes: IntArray) -> BoolArray:
+    def knows(self, rows: IntArray, codes: IntArray, signals: Sequence[SignalKey]) -> BoolArray:
         """Return of which slices all signals exist that they show, (rows,), measured against the budgets of today.
 
         Parameters
@@ -544,11 +546,11 @@ class FoldState:
         rows
             In `table`; -1 where nothing is known.
         codes
-            (rows,) the sum of 2 ** place of the signals that each shows, in the order of `SIGNALS`.
+            (rows,) the sum of 2 ** place of the signals that each shows, in the order of `signals`.
         """
         table = self.table
         exist = np.zeros(len(rows), dtype=np.intp)
-        for bit, signal in enumerate(SIGNALS):
+        for bit, signal in enumerate(signals):
             if signal in table.has:
                 exist += table.has[signal][rows].astype(np.intp) << bit
         complete: BoolArray = (rows >= 0) & (table.checked[rows] == self.generation) & (codes & ~exist == 0)
@@ -696,9 +698,9 @@ class FoldState:
         return slices
 
     def _budget_state(self, key: Key, signal: SignalKey, budget: Budget, *, weighted: bool) -> None:
-        entry, metric = self.slices[key], Metric(signal.metric)
+        entry = self.slices[key]
         state = entry.watch.states.get(signal)
-        m, cap = budget_of(metric, budget), cap_of(metric, budget)
+        m, cap = budget_of(signal.metric, budget), cap_of(signal.metric, budget)
         imported = self._imported.get((*key, signal.metric))
         # A cap that was lowered since may leave no room for it: then the configuration's budget holds.
         if imported is not None and imported < cap:

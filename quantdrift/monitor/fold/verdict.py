@@ -9,6 +9,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Monitor
 from quantdrift.core.records import Metric, Suspect, Verdict
+from quantdrift.core.signals import SignalForm, signal_of
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, GROWTH
 from quantdrift.drift.evidence.clock import MICROSECONDS
@@ -416,7 +417,7 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
     else:
         episode, ended = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE, None
         signal = max(signals, key=lambda alerting: change.evidence[alerting])
-        suspect = _suspect(state, entry, change, signal) if signal.metric == Metric.LATENCY else None
+        suspect = _suspect(state, entry, change, signal) if _is_slow(signal) else None
         reason = reason_of(
             signal.kind,
             Metric(signal.metric),
@@ -456,7 +457,7 @@ def _suspect(state: FoldState, entry: SliceState, change: Change, signal: Signal
     A mean counts as within its budget where its whole interval is. All traffic is judged as the slice is, by `signal`: against
     the budget, or against what was learned of it.
     """
-    answers = {key: of for key, of in change.states.items() if key.metric != Metric.LATENCY}
+    answers = {key: of for key, of in change.states.items() if not _is_slow(key)}
     if _drifts(answers):
         return Suspect.MODEL
     if not all(_within(of) for key, of in answers.items() if key.kind == BUDGET.kind):
@@ -469,6 +470,11 @@ def _suspect(state: FoldState, entry: SliceState, change: Change, signal: Signal
     if whole is entry or _drifts({signal: of_all}):
         return Suspect.ENGINE
     return Suspect.TRAFFIC if _within(of_all) else Suspect.UNKNOWN
+
+
+def _is_slow(signal: SignalKey) -> bool:
+    """Return whether a signal is about how fast answers are, and not about what they are."""
+    return signal_of(signal.metric).form is SignalForm.SLOW
 
 
 def _drifts(states: Mapping[SignalKey, FloatArray]) -> bool:
@@ -622,7 +628,7 @@ def _aggregate(
 
 def _limit_s(state: FoldState, key: Key, signal: SignalKey, of: FloatArray) -> float | None:
     """Return the seconds above which an exchange counts as slow for a signal; None for other metrics."""
-    if signal.metric != Metric.LATENCY:
+    if not _is_slow(signal):
         return None
     return GROWTH.limit_s(of) if signal.kind == GROWTH.kind else state.budget(key[0]).latency_p99_s
 

@@ -7,6 +7,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import WATCHED, signal_of
 from quantdrift.drift.delay import divergence
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.slice_state import Key
@@ -34,12 +35,9 @@ class HourSums(msgspec.Struct, kw_only=True):
 
     def mean(self, metric: Metric) -> float | None:
         """Return the weighted mean of flips, or of the capped divergence; None where nothing has that metric."""
-        total, weight = (
-            (self.divergence, self.divergence_weight)
-            if metric is Metric.DIVERGENCE
-            else (self.flip, self.flip_weight)
-        )
-        return total / weight if weight > 0 else None
+        column = signal_of(metric).column
+        weight = float(getattr(self, f"{column}_weight"))
+        return float(getattr(self, column)) / weight if weight > 0 else None
 
 
 class Breach(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +165,7 @@ class Backtest:
                     total.add(sums)
         breaches = []
         for key, total in totals.items():
-            for metric in (Metric.FLIP, Metric.DIVERGENCE):
+            for metric in WATCHED:
                 breach = self._breach(key, metric, total, ALPHA / (2 * len(totals)))
                 if breach and key not in alerted:
                     in_record = any(alert.key == key for alert in recorded)
@@ -190,8 +188,8 @@ class Backtest:
 
 def accepted(config: Config, model: str, metric: Metric) -> tuple[float, float]:
     """Return the accepted mean of a metric and the cap of its single values, in its own unit."""
-    budget = config.budget(model)
-    return (budget.divergence, budget.cap) if metric is Metric.DIVERGENCE else (budget.flip, 1.0)
+    budget, signal = config.budget(model), signal_of(metric)
+    return signal.budget(budget), signal.cap(budget)
 
 
 def lower_bound(mean: float, n: float, delta: float) -> float:

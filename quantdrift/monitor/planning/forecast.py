@@ -11,10 +11,10 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.notation import number
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import largest_rate, of_model, reachable_strata, smallest_rate
+from quantdrift.core.signals import BUILT_IN
 from quantdrift.core.slices import SliceAssigner, SliceKey, everything
 from quantdrift.drift.delay import Allowance, Delay, flips, optimum, simulate
 from quantdrift.drift.evidence.clock import DAY_US, MICROSECONDS, MONTH_US
-from quantdrift.monitor.fold.groups import SIGNALS
 from quantdrift.monitor.planning.population import Population, alike, allotted
 
 
@@ -275,7 +275,8 @@ def forecast(
     if replays is None:
         replays = traffic.requests_per_s * all_traffic.rate
     granted = _granted(config, question, replays, most, notes)
-    n_signals = len(SIGNALS)  # at most: those of the latency only where they are asked for
+    # At most: some are watched only where they are asked for.
+    n_signals = sum(len(signal.kinds) for signal in BUILT_IN if signal.column) + len(model.budget.signals)
     others = sum(
         len(SliceAssigner(config, other.name).declared()) for other in config.models if other is not model
     )

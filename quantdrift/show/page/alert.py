@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.signals import SignalForm
 from quantdrift.core.text import plain
 from quantdrift.facts.events import Ending
 from quantdrift.facts.words.incident import mitigated_sentence
@@ -114,7 +115,7 @@ async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> we
     if alert.mitigation:
         ends = [mitigated_sentence(alert.version, alert.slice, alert.mitigation, alert.mitigated_by)]
     name = "all traffic" if alert.predicate == "true" else alert.slice
-    budget = event.evidence.budget if event and event.evidence.metric == Metric.FLIP else None
+    budget = event.evidence.budget if event and event.evidence.signal.form is SignalForm.CHANGED else None
     return render(
         request,
         "alert.html",

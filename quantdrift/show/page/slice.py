@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import DetectorKind, Signal, named_signals
 from quantdrift.core.text import plain
 from quantdrift.facts.words.ending import serves_no_more
 from quantdrift.facts.words.happened import happened
@@ -18,7 +19,7 @@ from quantdrift.show import charts
 from quantdrift.show.page.notebook import Chosen, notebook
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, address, query_text, serving_of
-from quantdrift.show.page.slice_history import Period, history, history_sql
+from quantdrift.show.page.slice_history import Period, history, history_sql, named_history, named_sql
 from quantdrift.show.trends import plot
 from quantdrift.storage.alerts.alerts import AlertFact, list_alerts
 from quantdrift.storage.figures.periods import Grain, SliceSums
@@ -56,6 +57,14 @@ class ChosenSlice(msgspec.Struct, frozen=True, kw_only=True):
     period: Period
     buckets: list[SliceSums]
     others: list[SliceSums]
+
+
+class NamedPlot(msgspec.Struct, frozen=True, kw_only=True):
+    """The plot of the signal of a plug-in, empty without data, and its query."""
+
+    signal: Signal
+    drawing: Markup | str
+    query: str
 
 
 async def _chosen_slice(request: web.Request, connection: present.Connection) -> ChosenSlice:
@@ -120,6 +129,8 @@ async def slice_page(request: web.Request) -> web.Response:
         happenings = await past.happenings(connection, *ids, begin, end)
         baselines = await past.baselines(connection, *ids)
         truth = await past.truth(connection, *ids, begin, end) if singles.begin else None
+        named = [signal for signal in named_signals() if signal.is_asked(DetectorKind.BUDGET, budget)]
+        buckets = await named_history(connection, ids, period, named) if named else []
     events = [*happenings, *_of_alerts(chosen.alerts, begin, end)]
     name = "all traffic" if entry.predicate == "true" else entry.slice
     levels = {metric: baseline.level for metric, baseline in baselines.items()}
@@ -145,6 +156,24 @@ async def slice_page(request: web.Request) -> web.Response:
             ),
         )
     )
+    named_plots = [
+        NamedPlot(
+            signal=signal,
+            drawing=plot(
+                signal.metric,
+                buckets,
+                period.grid(buckets, version.first_at, entry.last_at),
+                name=plain(name),
+                budget=signal.budget(budget),
+                marks=[_mark(event) for event in events],
+                alerts=[(alert.onset_at, alert.ended_at) for alert in chosen.alerts],
+            ).drawing
+            if buckets
+            else "",
+            query=named_sql(period, signal, version=version.id, slice=entry.slice_id),
+        )
+        for signal in named
+    ]
     return render(
         request,
         "slice.html",
@@ -159,6 +188,8 @@ async def slice_page(request: web.Request) -> web.Response:
         people=(people or {}).get(entry.slice_id),
         flips=flips if chosen.buckets else "",
         divergences=divergences if chosen.buckets else "",
+        named_plots=named_plots,
+        too_slow=buckets is None,
         has_others=bool(chosen.others),
         bars=charts.bars(before, after, title="Divergence of the exchanges before and after")
         if before or after

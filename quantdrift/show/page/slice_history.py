@@ -8,11 +8,13 @@ from typing import Final
 
 import msgspec
 
+from quantdrift.core.signals import Signal
 from quantdrift.show.trends import Grid
 from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.periods import Grain, SliceSums, Window
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
+from quantdrift.storage.signals import value_of
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
@@ -87,6 +89,21 @@ async def history(
         return buckets
     divided = partial(read.divided, buckets, window, period.width, onset, cap)
     return await present.in_time(connection, divided, present.PATIENCE_S) or buckets
+
+
+async def named_history(
+    connection: present.Connection, ids: tuple[int, int], period: Period, signals: Sequence[Signal]
+) -> list[SliceSums] | None:
+    """Return the buckets of a slice, of a version and with a number, with the signals of plug-ins; None: that takes too long."""
+    read = partial(Divergence(connection).named, period.window, period.width, ids, signals)
+    return await present.in_time(connection, read, present.PATIENCE_S)
+
+
+def named_sql(period: Period, signal: Signal, **ids: int) -> str:
+    """Return the query of the signal of a plug-in in a slice over a period, in its buckets."""
+    query = queries.NAMED.replace("VALUE", value_of(signal))
+    width = period.width.total_seconds()
+    return queries.filled(query, **ids, begin=period.begin, end=period.end, width=width)
 
 
 def history_sql(period: Period, cap: float, **ids: int) -> str:

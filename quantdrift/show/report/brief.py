@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from quantdrift.core.notation import moment
-from quantdrift.core.records import UNVERIFIED, Metric, Verdict
+from quantdrift.core.records import UNVERIFIED, Verdict
+from quantdrift.core.signals import WATCHED, signal_of
 from quantdrift.facts.incidents import Incident
 from quantdrift.facts.status import ALERTS, RANK, worst
 from quantdrift.facts.words import first_screen, labels
@@ -78,7 +79,7 @@ def answer(model: ModelFigures, open_alerts: Sequence[EpisodeFigures]) -> str:
     measures = {None if alert is None else (alert.metric, alert.by_budget) for _, alert in of}
     measure = measures.pop() if len(measures) == 1 else None
     # An alert is about the time since its onset, the figures below are of the whole period.
-    is_within = measure in {(Metric.FLIP, True), (Metric.DIVERGENCE, True)} and all(
+    is_within = measure in {(metric, True) for metric in WATCHED} and all(
         _is_within(entry, alert) for entry, alert in of if alert is not None
     )
     return first_screen.answer(
@@ -95,7 +96,7 @@ def _is_within(entry: SliceFigures, alert: EpisodeFigures) -> bool:
     """Return whether what is shown of the whole period is within the budget that was left."""
     shown, budget, noise = (
         (entry.flip, entry.flip_budget, entry.flip_noise)
-        if alert.metric is Metric.FLIP
+        if signal_of(alert.metric).is_share
         else (entry.divergence, entry.divergence_budget, entry.divergence_noise)
     )
     return shown is not None and budget is not None and shown.mean <= budget + noise

@@ -177,6 +177,7 @@ def _slices(figures: ReportFigures, most_table: int) -> list[str]:
                 (_slice(entry, measure.unit) for entry in slices),
             ),
         ]
+        parts += [_text(f"{entry.name}, {line}") for entry in slices for line in entry.signal_lines]
         if model.speed:
             parts.append(_text(model.speed))
         if len(model.slices) > most_table:

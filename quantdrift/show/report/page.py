@@ -16,6 +16,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import WATCHED, signal_of
 from quantdrift.report import finding
 from quantdrift.report.figures import Replays, ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
@@ -204,12 +205,12 @@ def _draw(gathered: Gathered, figures: ReportFigures) -> Drawings:
                     grid,
                     name=entry.name,
                     others=buckets.get((version.version_id, others), []),
-                    budget=entry.flip_budget if metric is Metric.FLIP else entry.divergence_budget,
+                    budget=entry.flip_budget if signal_of(metric).is_share else entry.divergence_budget,
                     marks=[*marks, *of_alerts],
                     alerts=[(alert.onset_at, alert.resolved_at) for alert in alerts],
                     height=_PLOT_HEIGHT,
                 )
-                for metric in (Metric.FLIP, Metric.DIVERGENCE)
+                for metric in WATCHED
             }
     return drawings
 

@@ -9,18 +9,19 @@ import numpy as np
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
 from quantdrift.core.sampling.inclusion import second_rate
+from quantdrift.core.signals import WATCHED, cap_of
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.detectors.tail.quantile import bin_of
 from quantdrift.drift.evidence.group import ROUNDING, group_value, session_value
 from quantdrift.drift.evidence.margin import N_BINS, margin_bin
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.fold.groups import LEARNED, WATCHED, cap_of, clipped
+from quantdrift.monitor.fold.groups import clipped
 from quantdrift.monitor.fold.inclusion import SliceRates
 from quantdrift.storage.fold_rows import ComparisonRow
 
 _BUDGETS = {metric: SignalKey(metric.value, BUDGET.kind) for metric in WATCHED}
-_CHANGE, _TAIL, _ = (SignalKey(metric.value, kind) for metric, kind in LEARNED)
+_CHANGE, _TAIL = SignalKey("flip", "change"), SignalKey("divergence", "tail")
 _LOG = logging.getLogger(__name__)
 
 

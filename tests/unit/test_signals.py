@@ -1,0 +1,189 @@
+"""Signals: the records of quantdrift's own, and those that a package adds, from its entry point to the text of an alert."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quantdrift.core import plugins
+from quantdrift.core.config.load import load
+from quantdrift.core.config.schema import Budget, Model
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.signals import BUILT_IN, DetectorKind, SignalForm, SignalPlugin, named_signals, signal_of
+from quantdrift.drift.detectors.protocol import DETECTORS
+from quantdrift.drift.watch import SignalKey
+from quantdrift.storage.fold_rows import BatchRows, Episode
+from quantdrift.storage.signals import named_values
+from tests.support.monitor.alert_cases import page
+from tests.support.monitor.fold_stream import ALL_ID, CONFIG, FAINT_ID, batches
+from tests.support.monitor.folds import fold_all, verdict_of
+from tests.support.plugin_packages import install_toy
+
+pytestmark = pytest.mark.unit
+
+TEXT = """
+from quantdrift.plugins.signals import SignalPlugin
+MISSED = SignalPlugin(detail="missed", things="intervals", verb="miss the reference's", pages={pages})
+"""
+WATCHED = msgspec.structs.replace(
+    CONFIG, models=(Model(name="digits", budget=Budget(signals={"missed-intervals": 0.02})),)
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_plugins_afterwards() -> Iterator[None]:
+    yield
+    plugins.use(())
+
+
+def _install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, pages: bool = True) -> None:
+    """Install a package with a signal, and name it."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+    module = f"toy_signal_{pages}".lower()
+    entry_points = {"quantdrift.signals": {"missed-intervals": f"{module}:MISSED"}}
+    install_toy(site, "toy", entry_points, {module: TEXT.format(pages=pages)})
+    plugins.use(["toy"])
+
+
+def _missing(stream: list[BatchRows], *, after: int) -> list[BatchRows]:
+    """Return the stream with the signal's value: a quarter of each interval of one slice in every second item of it after a batch."""
+    return [
+        msgspec.structs.replace(
+            rows,
+            comparisons=tuple(
+                msgspec.structs.replace(
+                    row,
+                    signals={
+                        "missed-intervals": 0.5 * (place % 2)
+                        if number > after and FAINT_ID in row.slice_ids
+                        else 0.0
+                    },
+                )
+                for place, row in enumerate(rows.comparisons)
+            ),
+        )
+        for number, rows in enumerate(stream)
+    ]
+
+
+def test_every_detector_of_a_built_in_signal_exists() -> None:
+    """A record names kinds of detectors; each has its words, and the options that it reads are options."""
+    for signal in BUILT_IN:
+        assert signal_of(signal.metric.value) is signal
+        for kind, watched in signal.kinds.items():
+            assert kind.value in DETECTORS
+            assert watched.reason.format(is_="is")
+            assert watched.wrong.format(title="m 1")
+            assert not watched.option or hasattr(Budget(), watched.option)
+    assert {kind.value for signal in BUILT_IN for kind in signal.kinds} == set(DETECTORS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pages", "verdict"), [(True, Verdict.FIRING), (False, Verdict.WARNING)])
+def test_a_signal_of_a_package_alerts_in_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, pages: bool, verdict: Verdict
+) -> None:
+    """A quarter of the intervals of a slice miss after batch 300, where 2 % may: it is found, with the plug-in's sentence."""
+    _install(tmp_path, monkeypatch, pages=pages)
+    stream = _missing(batches(700, faint_flips=0.0), after=300)
+    fold, outcome = fold_all(stream, config=WATCHED)
+    opened = [
+        row for row in outcome.transitions if row.slice_id == FAINT_ID and row.episode is not Episode.NONE
+    ]
+    assert opened
+    assert {row.metric for row in opened} == {Metric("missed-intervals")}
+    assert opened[-1].to_verdict is verdict
+    assert verdict_of(fold, FAINT_ID)[0] is verdict
+    event = opened[-1].alert
+    assert event.change.reason.startswith("the share of intervals that miss the reference's ")
+    assert event.evidence.unit == "share of intervals"
+    assert event.evidence.budget == 0.02
+    lines = page(event).splitlines()
+    assert "% of intervals in scanner=faint miss the reference's (budget: 2 %)" in lines[0]
+    assert any("never pages" in line for line in lines) is not pages
+    estimate = next(row for row in outcome.verdicts if row.slice_id == FAINT_ID).estimate["missed-intervals"]
+    assert estimate["budget"] == 0.02
+    assert 0.2 < estimate["mean"] < 0.3
+    quiet = next(row for row in outcome.verdicts if row.slice_id == ALL_ID).estimate["missed-intervals"]
+    assert quiet["mean"] < estimate["mean"]
+
+
+def test_a_signal_is_watched_where_it_has_a_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one its values change nothing, and what was watched ends when the budget goes."""
+    _install(tmp_path, monkeypatch)
+    stream = _missing(batches(60), after=0)
+    key = SignalKey("missed-intervals", "budget")
+    plain, unwatched = fold_all(batches(60)), fold_all(stream)
+    assert unwatched[1].detectors == plain[1].detectors
+    fold, _ = fold_all(stream, config=WATCHED)
+    assert key in fold.state.slices[1, FAINT_ID].watch.states
+    assert not fold.state.not_asked()
+    fold.state._config = CONFIG
+    fold.learn(fold.catalog)
+    assert key not in fold.state.slices[1, FAINT_ID].watch.states
+    assert {row.metric for row in fold.take().detectors if row.retired_us} == {"missed-intervals"}
+
+
+def test_values_beyond_0_and_1_are_clipped_and_missing_ones_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound on false alarms is that of values in [0, 1]."""
+    _install(tmp_path, monkeypatch)
+    for value, mean in ((7.0, 1.0), (-3.0, 0.0), (float("nan"), None)):
+        stream = [
+            msgspec.structs.replace(
+                rows,
+                comparisons=tuple(
+                    msgspec.structs.replace(row, signals={"missed-intervals": value})
+                    for row in rows.comparisons
+                ),
+            )
+            for rows in batches(10)
+        ]
+        _, outcome = fold_all(stream, config=WATCHED)
+        estimate = next(row for row in outcome.verdicts if row.slice_id == ALL_ID).estimate
+        assert estimate.get("missed-intervals", {}).get("mean") == mean
+
+
+def test_a_budget_of_a_signal_that_nobody_adds_is_an_error(tmp_path: Path) -> None:
+    """It names the option, and what to do."""
+    path = tmp_path / "config.toml"
+    path.write_text('[[models]]\nname = "m"\n[models.budget.signals]\nmissed = 0.1\n')
+    with pytest.raises(
+        OperatorError, match=r"budget.signals names `missed`, and no package that `plugins` names"
+    ):
+        load(path, {})
+
+
+def test_a_stored_signal_is_read_without_its_package() -> None:
+    """Its words are general, and name it."""
+    signal = signal_of("elsewhere")
+    assert (signal.form, signal.name) == (SignalForm.SHARE, "answers that show elsewhere")
+    assert not list(named_signals())
+    assert named_values() == "null"
+
+
+def test_values_are_read_by_name_and_only_where_they_are_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query has the plug-in's names alone, and a name that would not fit into it is refused."""
+    _install(tmp_path, monkeypatch)
+    assert "'missed-intervals', case when jsonb_typeof(c.detail -> 'missed') = 'number'" in named_values()
+    with pytest.raises(ValueError, match="a name has letters"):
+        SignalPlugin(detail="x' or '1", things="a", verb="b")
+    with pytest.raises(ValueError, match="must not be empty"):
+        SignalPlugin(detail="x", things=" ", verb="b")
+
+
+def test_what_a_budget_asks_for_is_watched() -> None:
+    """The latency only with its options; flips and the divergence always."""
+    latency = signal_of("latency")
+    assert not latency.is_asked(DetectorKind.BUDGET, Budget())
+    assert latency.is_asked(DetectorKind.BUDGET, Budget(latency_p99_s=1.0))
+    assert not latency.is_asked(DetectorKind.GROWTH, Budget(latency_p99_s=1.0))
+    assert all(signal_of(name).is_asked(DetectorKind.BUDGET, Budget()) for name in ("flip", "divergence"))
+    assert not signal_of("elsewhere").is_asked(DetectorKind.BUDGET, Budget())
