@@ -59,6 +59,7 @@ quantdrift stores everything it knows in Postgres. Read it through views, which 
 | view | what it shows |
 |---|---|
 | [`slice_now`](#slice_now) | the current state of each slice |
+| [`signal_now`](#signal_now) | each signal of each slice with its budget, those of plug-ins too |
 | [`slice_day`](#slice_day), [`slice_history`](#slice_history) | its history by day and by hour |
 | [`item`](#item) | every compared item in each of its slices, with the right weight |
 | [`release_compare`](#release_compare) | each version beside the one before it |

@@ -115,6 +115,13 @@ RESOURCES: Final = (
         equal=(*_NAMES, "verdict", "model_version_id", "slice_id"),
     ),
     Resource(
+        name="signals",
+        summary="The signals of each slice now, with their budgets; those of plug-ins too.",
+        view="signal_now",
+        key=(*_SLICE_KEY, ("t.metric", str)),
+        equal=(*_NAMES, "metric", "model_version_id", "slice_id"),
+    ),
+    Resource(
         name="slice-days",
         summary="Each slice by day.",
         view="slice_day",

@@ -85,6 +85,7 @@ _DERIVED: Final = (
 _VIEWS: Final = (
     "version_now",
     "slice_now",
+    "signal_now",
     "slice_history",
     "slice_day",
     "item",

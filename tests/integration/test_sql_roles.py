@@ -233,6 +233,7 @@ async def test_a_reader_sees_everything_but_payloads_and_changes_nothing(login: 
     for name in {
         *Base.metadata.tables,
         "slice_now",
+        "signal_now",
         "slice_history",
         "slice_item",
         "slice_day",
