@@ -53,7 +53,7 @@ from quantdrift.storage.comparisons.copy import COLUMNS, Row, comparison_rows
 from quantdrift.storage.comparisons.rows import ComparedExchange
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
-from quantdrift.storage.page.history import directions, margins, worst
+from quantdrift.storage.exchanges import directions, margins
 from quantdrift.storage.server.postgres import PostgresServer
 
 LARGE: Final = 1024
@@ -192,7 +192,7 @@ async def asked(dsn: str, loaded: Loaded, directory: Path) -> dict[str, float]:
             version, slice_id = loaded.version_id, loaded.slices[of]
             seconds[f"page_worst_{name}_s"] = await _slowest_read(
                 database,
-                partial(worst, version_id=version, slice_id=slice_id, period=(start, end), most=20),
+                partial(worst_exchanges, version_id=version, slice_id=slice_id, period=(start, end), most=20),
             )
             for read in (directions, margins):
                 seconds[f"page_{read.__name__}_{name}_s"] = await _slowest_read(

@@ -34,6 +34,12 @@ _NEWEST: Final = text("""
     select seq, at, actor, action, model, subject, before, after, note from audit
     where action = any(:actions) and (:subject = '' or subject = :subject) order by seq desc limit 1
 """)
+_LATEST: Final = text("""
+    select seq, at, actor, action, model, subject, before, after, note from audit
+    where (cast(:begin as timestamptz) is null or at >= :begin) and (cast(:end as timestamptz) is null or at < :end)
+        and (:model = '' or model in ('', :model)) and action <> all(:without)
+    order by seq desc limit :most
+""")
 _PAGE: Final = 1000
 _LEAST: Final = -(1 << 63)
 _CHAIN: Final = text(
@@ -78,6 +84,10 @@ class Action(StrEnum):
     INCIDENT_MITIGATE = "incident mitigate"
     INCIDENT_REOPEN = "incident reopen"
     INCIDENT_CLOSE = "incident close"
+
+
+SET_UP: Final = (Action.DB_UPGRADE, Action.SETUP_POSTGRES, Action.SETUP_NATS, Action.PAUSE_SEEN)
+"""What decides about no verdict: the set-up of the database and of NATS."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +258,20 @@ async def entries(
     """Return entries, oldest first: since a time (aware), of one actor, of one action."""
     rows = await connection.execute(_LIST, {"since": since, "by": by, "action": action})
     return [Entry(**row) for row in rows.mappings()]
+
+
+async def latest(
+    connection: AsyncConnection,
+    most: int,
+    *,
+    begin: datetime | None = None,
+    end: datetime | None = None,
+    model: str = "",
+    without: Sequence[Action] = (),
+) -> list[Entry]:
+    """Return the newest entries, newest first: of a time, about one model or about none, without some actions."""
+    values = {"begin": begin, "end": end, "model": model, "without": list(without), "most": most}
+    return [Entry(**row) for row in (await connection.execute(_LATEST, values)).mappings()]
 
 
 async def newest(connection: AsyncConnection, actions: Sequence[Action], subject: str = "") -> Entry | None:

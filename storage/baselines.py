@@ -9,10 +9,12 @@ from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.storage import queries
 from quantdrift.storage.audit import Action, add
 from quantdrift.storage.fold.read import comparison_row
 from quantdrift.storage.fold_rows import ComparisonRow, Source
 from quantdrift.storage.schema.tables import Baseline
+from quantdrift.storage.snapshot import rows
 
 _VERSIONS: Final = text("""
     select id, candidate_version, first_seen_at, reference_digest from model_version
@@ -64,6 +66,8 @@ _WAITING: Final = text("""
     where b.fold_seq is null and c.model_version_id = :version and c.captured_at >= :begin and c.captured_at < :end
 """)
 _PAGE: Final = 10_000
+_PAGE_KEY: Final = {"at": "captured_at", "exchange": "exchange_id", "item": "item"}
+_BASELINES_NOW: Final = text(queries.BASELINES)
 
 
 class VersionFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,9 +222,6 @@ async def rows_since(
         yield rows
 
 
-_PAGE_KEY: Final = {"at": "captured_at", "exchange": "exchange_id", "item": "item"}
-
-
 async def decide(
     connection: AsyncConnection, decisions: Sequence[Decision], action: Action, *, model: str, note: str
 ) -> None:
@@ -250,3 +251,39 @@ async def decide(
         },
         note=note,
     )
+
+
+class BaselineNow(msgspec.Struct, frozen=True, kw_only=True):
+    """The baseline of one metric that applies now.
+
+    Parameters
+    ----------
+    total, share
+        Sums over its groups: their quotient is its mean, divided by the metric's cap.
+    learned_s
+        Of the latency: the seconds that at most 1 % of the exchanges exceeded; None for other metrics.
+    """
+
+    metric: str
+    source: str
+    made_by: str
+    made_at: datetime
+    from_at: datetime | None
+    to_at: datetime | None
+    n_groups: int
+    total: float | None
+    share: float | None
+    learned_s: float | None = None
+
+    @property
+    def level(self) -> float | None:
+        """Its mean, divided by the metric's cap; None: it has no groups."""
+        return self.total / self.share if self.total is not None and self.share else None
+
+
+async def baselines_now(
+    connection: AsyncConnection, version_id: int, slice_id: int
+) -> dict[str, BaselineNow]:
+    """Return the learned or accepted baseline that applies now, by metric."""
+    records = await rows(connection, BaselineNow, _BASELINES_NOW, version=version_id, slice=slice_id)
+    return {baseline.metric: baseline for baseline in records}

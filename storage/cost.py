@@ -14,7 +14,7 @@ from quantdrift.facts.cost import Prices, cost_figure, cost_of_changed, cost_of_
 from quantdrift.facts.estimate import Estimate, ratio
 from quantdrift.facts.figures import Figure, Window
 from quantdrift.storage.figures.estimates import hashed, statement, sums_of
-from quantdrift.storage.figures.figures import Version, in_window
+from quantdrift.storage.figures.figures import SeenVersion, in_window
 
 _WORTH: Final = "worth"
 _MEASURES: Final = {
@@ -169,7 +169,7 @@ async def mean_worth(
 async def lost_costs(
     connection: AsyncConnection,
     prices: Prices,
-    version: Version,
+    version: SeenVersion,
     window: Window,
     losses: Mapping[int, Estimate],
 ) -> dict[int, Figure]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import asyncpg
@@ -10,8 +11,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.facts.estimate import ClusterSums, SharedSums
+from quantdrift.storage import snapshot
 from quantdrift.storage.audit import Action, add
 from quantdrift.storage.figures.estimates import Side, SliceClusters, cluster_sums, hashed, statement, sums_of
+from quantdrift.storage.snapshot import in_time
 
 EXCHANGE: Final = "exchange"
 TRACE: Final = "trace"
@@ -414,3 +417,15 @@ def _fields(one: SliceClusters) -> dict[str, Any]:
             totals=float(one.product),
         ),
     }
+
+
+async def outcome_of_slice(
+    connection: AsyncConnection, version_id: int, slice_id: int, begin: datetime, end: datetime
+) -> Outcome | None:
+    """Return what true labels say of a slice, None without labels or where they take too long to read."""
+    of_slice = await in_time(
+        connection,
+        partial(outcomes, connection, [version_id], begin, end, slice_id=slice_id),
+        snapshot.PAST_PATIENCE_S,
+    )
+    return of_slice[0] if of_slice else None

@@ -1,10 +1,76 @@
-"""The base of a report's reads: statements in one snapshot of the database."""
+"""Reads of one state of the database: all statements of a page or a report see the same."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import RowMapping, TextClause
+import msgspec
+from sqlalchemy import RowMapping, TextClause, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.storage.database import Database
+
+Connection = AsyncConnection
+"""A transaction that `reading` opens."""
+_T = TypeVar("_T")
+PATIENCE_S: Final = 0.4
+"""Longest query of single exchanges on the overview, which has two of them, seconds."""
+PAST_PATIENCE_S: Final = 2.0
+"""Longest query of single exchanges on the page of a slice, seconds."""
+_CANCELED: Final = "57014"  # SQLSTATE query_canceled
+_STATE: Final = text(
+    "select (select fold_seq from fold) as fold, (select max(id) from alert) as alert,"
+    " (select max(seq) from audit) as audit"
+)
+
+
+async def in_time(
+    connection: AsyncConnection, read: Callable[[], Awaitable[_T]], timeout_s: float
+) -> _T | None:
+    """Return what `read` reads with `connection`, None if one of its statements takes too long.
+
+    The transaction goes on either way.
+    """
+    try:
+        async with connection.begin_nested():
+            await connection.execute(text(f"set local statement_timeout = {int(1000 * timeout_s)}"))
+            result = await read()
+            await connection.execute(text("set local statement_timeout to default"))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", "") != _CANCELED:
+            raise
+        return None
+    return result
+
+
+@asynccontextmanager
+async def reading(database: Database) -> AsyncIterator[AsyncConnection]:
+    """Open a transaction that reads one state of the database and can change nothing; errors as `Database.begin`."""
+    async with database.begin() as connection:
+        await connection.execute(text("set transaction isolation level repeatable read, read only"))
+        yield connection
+
+
+async def rows(
+    connection: AsyncConnection, kind: type[_T], statement: TextClause, **parameters: Any
+) -> list[_T]:
+    """Return the rows of a statement as records."""
+    result = (await connection.execute(statement, parameters)).mappings()
+    return [msgspec.convert(dict(row), kind, strict=False) for row in result]
+
+
+async def data_state(connection: AsyncConnection) -> str:
+    """Return a text that changes whenever something that the page shows has changed."""
+    row = (await connection.execute(_STATE)).one()
+    return ".".join(str(value or 0) for value in row)
+
+
+async def judged_until(connection: AsyncConnection) -> datetime | None:
+    """Return the capture time up to which the monitor has folded; None where it never has."""
+    until: datetime | None = await connection.scalar(text("select event_time from fold"))
+    return until
 
 
 class SnapshotReader:

@@ -24,7 +24,7 @@ from quantdrift.report.compare import compare as compare_versions
 from quantdrift.report.figures import ComparedSlice, VersionComparison
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.estimates import STATEMENT_S
-from quantdrift.storage.report.reading import reading
+from quantdrift.storage.snapshot import reading
 
 _MOST_ROWS: Final = 20
 Time: TypeAlias = datetime | date | str
@@ -134,20 +134,20 @@ def compare(
     async def ask() -> VersionComparison:
         async with (
             Database(secrets.dsn, statement_timeout_s=STATEMENT_S) as database,
-            reading(database) as reader,
+            reading(database) as connection,
         ):
             if with_model:
                 within = Sides(begin=after and after[0], end=after and after[1], not_in=left_out)
                 pair = {"old": (with_model, with_version), "new": (model, version)}
-                return await compare_models(reader, options, **pair, days=days, within=within)
+                return await compare_models(connection, options, **pair, days=days, within=within)
             if before and after:
                 return await compare_periods(
-                    reader, options, old=before, new=after, model=model, version=version, not_in=left_out
+                    connection, options, old=before, new=after, model=model, version=version, not_in=left_out
                 )
             assert isinstance(old, str)
             assert isinstance(new, str)
             return await compare_versions(
-                reader, options, old=old, new=new, model=model, days=days, within=Sides(not_in=left_out)
+                connection, options, old=old, new=new, model=model, days=days, within=Sides(not_in=left_out)
             )
 
     return CompareResult(comparison=wait_for(ask()))

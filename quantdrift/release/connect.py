@@ -18,7 +18,8 @@ from quantdrift.storage.address import Address
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.figures import SliceFigures, in_window, versions
 from quantdrift.storage.incidents.incidents import list_incidents
-from quantdrift.storage.report.reading import Version, reading
+from quantdrift.storage.snapshot import reading
+from quantdrift.storage.versions import Version, candidate_versions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,8 +132,8 @@ class Connection(Generic[FrameT]):
         async def ask() -> FiguresResult:
             as_of = datetime.now(UTC)
             async with Database(self._dsn) as database:
-                async with reading(database) as reader:
-                    of_model = [each for each in await reader.versions() if each.model == model]
+                async with reading(database) as connection:
+                    of_model = [each for each in await candidate_versions(connection) if each.model == model]
                 chosen = [each.id for each in of_model if version in ("", each.candidate_version)]
                 async with database.begin() as connection:
                     measured = await versions(connection, chosen, end)

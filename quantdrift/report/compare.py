@@ -31,6 +31,7 @@ from quantdrift.report.figures import ComparedSlice, ComparedVersion, Gap, SideF
 from quantdrift.report.finding import by_key, task_of
 from quantdrift.report.period import ceiling, floor
 from quantdrift.storage.cost import mean_worth, prices_of
+from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.estimates import (
     MOST_ROWS,
     Side,
@@ -41,7 +42,10 @@ from quantdrift.storage.figures.estimates import (
     sums_of_clusters,
 )
 from quantdrift.storage.figures.periods import Grain, VersionSpan, Window
-from quantdrift.storage.report.reading import Reader, SliceName, Version
+from quantdrift.storage.figures.spans import VersionReader
+from quantdrift.storage.slices.verdicts import SliceName, slice_names
+from quantdrift.storage.snapshot import Connection
+from quantdrift.storage.versions import Version, candidate_versions
 
 DAYS: Final = 7
 """Of each version, this many of its newest days are compared."""
@@ -69,7 +73,7 @@ EVERYWHERE: Final = Sides()
 
 
 async def compare(
-    reader: Reader,
+    connection: Connection,
     config: Config,
     *,
     old: str,
@@ -83,7 +87,7 @@ async def compare(
 
     Parameters
     ----------
-    reader
+    connection
         Reads in one snapshot.
     model
         Their model; empty: the only model that has both.
@@ -101,18 +105,18 @@ async def compare(
     """
     if old == new:
         raise OperatorError(f"--from and --to are both `{old}`: give two versions, or two periods")
-    versions = await reader.versions()
+    versions = await candidate_versions(connection)
     pair = find(versions, old=old, new=new, model=model)
-    spans = await reader.versions_read.spans(
+    spans = await VersionReader(connection).spans(
         [version.id for version in pair], timedelta(days=days), within.end
     )
     for version in pair:
         _require(version, version.id in spans)
-    return await compare_pair(reader, config, pair[0], pair[1], spans=spans, within=within, most=most)
+    return await compare_pair(connection, config, pair[0], pair[1], spans=spans, within=within, most=most)
 
 
 async def compare_periods(
-    reader: Reader,
+    connection: Connection,
     config: Config,
     *,
     old: Span,
@@ -135,17 +139,19 @@ async def compare_periods(
     """
     if old[0] < new[1] and new[0] < old[1]:
         raise OperatorError("the two periods overlap: an answer would be on both sides")
-    for wanted in await _candidates(reader, model, version):
-        sides = [await _side(reader, wanted, cut(span, not_in), label=_label(span)) for span in (old, new)]
+    for wanted in await _candidates(connection, model, version):
+        sides = [
+            await _side(connection, wanted, cut(span, not_in), label=_label(span)) for span in (old, new)
+        ]
         if all(side.n for side in sides):
-            return await _compare_sides(reader, config, sides[0], sides[1], not_in)
+            return await _compare_sides(connection, config, sides[0], sides[1], not_in)
     raise OperatorError(
         f"no version of {model or 'the model'} has comparisons in both periods: compare two versions with --from OLD --to NEW"
     )
 
 
 async def compare_models(
-    reader: Reader,
+    connection: Connection,
     config: Config,
     *,
     old: tuple[str, str],
@@ -169,8 +175,8 @@ async def compare_models(
     """
     pair = []
     for model, name in (old, new):
-        candidates = await _candidates(reader, model, name)
-        spans = await reader.versions_read.spans(
+        candidates = await _candidates(connection, model, name)
+        spans = await VersionReader(connection).spans(
             [version.id for version in candidates], timedelta(days=366), within.end
         )
         version = next((version for version in candidates if version.id in spans), candidates[0])
@@ -186,10 +192,10 @@ async def compare_models(
         )
     parts = cut((begin, end), within.not_in)
     sides = [
-        await _side(reader, version, parts, label=f"{version.model} {version.candidate_version}")
+        await _side(connection, version, parts, label=f"{version.model} {version.candidate_version}")
         for version, _ in pair
     ]
-    return await _compare_sides(reader, config, sides[0], sides[1], within.not_in)
+    return await _compare_sides(connection, config, sides[0], sides[1], within.not_in)
 
 
 def cut(span: Span, not_in: Sequence[Span]) -> tuple[Span, ...]:
@@ -217,9 +223,9 @@ def _require(version: Version, is_compared: bool) -> None:  # noqa: FBT001 - a c
         )
 
 
-async def _candidates(reader: Reader, model: str, version: str) -> list[Version]:
+async def _candidates(connection: Connection, model: str, version: str) -> list[Version]:
     """Return the versions of a model, the newest first; of one name, where one is asked for."""
-    versions = await reader.versions()
+    versions = await candidate_versions(connection)
     models = sorted({candidate.model for candidate in versions})
     if model not in models and (model or len(models) != 1):
         raise OperatorError(
@@ -285,7 +291,7 @@ def find(versions: Sequence[Version], *, old: str, new: str, model: str = "") ->
 
 
 async def compare_pair(
-    reader: Reader,
+    connection: Connection,
     config: Config,
     old: Version,
     new: Version,
@@ -301,8 +307,8 @@ async def compare_pair(
         begin = span.first if within.begin is None else max(span.first, within.begin)
         end = span.last if within.end is None else min(span.last, within.end)
         parts = cut((begin, end), within.not_in)
-        sides.append(await _side(reader, version, parts, label=version.candidate_version, most=most))
-    return await _compare_sides(reader, config, sides[0], sides[1], within.not_in)
+        sides.append(await _side(connection, version, parts, label=version.candidate_version, most=most))
+    return await _compare_sides(connection, config, sides[0], sides[1], within.not_in)
 
 
 class _Chosen(NamedTuple):
@@ -316,13 +322,13 @@ class _Chosen(NamedTuple):
 
 
 async def _side(
-    reader: Reader, version: Version, parts: tuple[Span, ...], *, label: str, most: int = MOST_ROWS
+    connection: Connection, version: Version, parts: tuple[Span, ...], *, label: str, most: int = MOST_ROWS
 ) -> _Chosen:
     """Return a side, with its window from the first comparison to the last one where they are few enough to be read."""
     n, ends = 0, list[datetime]()
     for begin, end in parts:
         window = Window(begin=begin, end=end, grain=Grain.ITEM)
-        more, first, last = await reader.versions_read.extent(window, version.id, most + 1)
+        more, first, last = await VersionReader(connection).extent(window, version.id, most + 1)
         n += more
         ends += [at for at in (first, last) if at is not None]
     if not parts:
@@ -339,10 +345,12 @@ async def _side(
 
 
 async def _compare_sides(
-    reader: Reader, config: Config, old: _Chosen, new: _Chosen, not_in: Sequence[Span]
+    connection: Connection, config: Config, old: _Chosen, new: _Chosen, not_in: Sequence[Span]
 ) -> VersionComparison:
-    names = {model: list(await reader.slices(model)) for model in {old.version.model, new.version.model}}
-    of_old, of_new = await _read_sides(reader, config, old, new, names)
+    names = {
+        model: list(await slice_names(connection, model)) for model in {old.version.model, new.version.model}
+    }
+    of_old, of_new = await _read_sides(connection, config, old, new, names)
     for side, slices in ((old, of_old), (new, of_new)):
         if not slices:
             version = side.version
@@ -369,7 +377,7 @@ async def _compare_sides(
     return msgspec.structs.replace(
         comparison,
         model="" if old.version.model != new.version.model else old.version.model,
-        cost=await _cost(reader, config, new, aggregate),
+        cost=await _cost(connection, config, new, aggregate),
     )
 
 
@@ -387,7 +395,7 @@ def _warning(old: Version, new: Version) -> str:
 
 
 async def _cost(
-    reader: Reader, config: Config, new: _Chosen, aggregate: ComparedSlice | None
+    connection: Connection, config: Config, new: _Chosen, aggregate: ComparedSlice | None
 ) -> Figure | None:
     """Return what the difference over all traffic costs in the window of the new side; None without a price."""
     prices = prices_of(config, new.version.model)
@@ -398,7 +406,7 @@ async def _cost(
     flip = aggregate.flip
     share = msgspec.structs.replace(aggregate.new.flip, value=flip.mean, low=flip.low, high=flip.high)
     worth = await mean_worth(
-        reader.connection,
+        connection,
         prices,
         new.parts,
         version_id=new.version.id,
@@ -417,7 +425,7 @@ def _sides(side: _Chosen, cap: float) -> list[Side]:
 
 
 async def _read_sides(
-    reader: Reader,
+    connection: Connection,
     config: Config,
     old: _Chosen,
     new: _Chosen,
@@ -429,7 +437,7 @@ async def _read_sides(
     if is_pair and all(side.window.grain is Grain.ITEM for side in (old, new)):
         of_model = {name.id: name for name in names[old.version.model]}
         pair = await pair_sums(
-            reader.connection, _sides(old, caps[0]), _sides(new, caps[1]), slice_ids=list(of_model)
+            connection, _sides(old, caps[0]), _sides(new, caps[1]), slice_ids=list(of_model)
         )
         of_old, of_new = (
             {
@@ -441,7 +449,7 @@ async def _read_sides(
         )
         return of_old, of_new
     first, second = [
-        await _apart(reader, config, side, cap, {name.id: name for name in names[side.version.model]})
+        await _apart(connection, config, side, cap, {name.id: name for name in names[side.version.model]})
         for side, cap in zip((old, new), caps, strict=True)
     ]
     return first, second
@@ -456,7 +464,7 @@ class _SliceSide(NamedTuple):
 
 
 async def _apart(
-    reader: Reader, config: Config, side: _Chosen, cap: float, names: Mapping[int, SliceName]
+    connection: Connection, config: Config, side: _Chosen, cap: float, names: Mapping[int, SliceName]
 ) -> dict[str, _SliceSide]:
     """Return each slice of one side that has data, of sides that are not read in one pass.
 
@@ -464,7 +472,7 @@ async def _apart(
     alike would have.
     """
     if side.window.grain is Grain.ITEM:
-        clusters = await cluster_sums(reader.connection, _sides(side, cap), slice_ids=list(names))
+        clusters = await cluster_sums(connection, _sides(side, cap), slice_ids=list(names))
         return {
             names[sums.slice_id].predicate: _of_clusters(config, side, names[sums.slice_id], sums, cap)
             for sums in clusters
@@ -472,7 +480,7 @@ async def _apart(
     totals = dict[int, Sums]()
     for begin, end in side.parts:
         window = Window(begin=begin, end=end, grain=Grain.HOUR)
-        sums = await reader.divergence.sums(window, end - begin, {side.version.id: cap}, list(names))
+        sums = await Divergence(connection).sums(window, end - begin, {side.version.id: cap}, list(names))
         for (_, slice_id), more in by_key(sums).items():
             totals[slice_id] = totals.get(slice_id, Sums()) + more
     return {

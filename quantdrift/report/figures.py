@@ -21,9 +21,9 @@ from quantdrift.facts.words.labels import lost
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.account.coverage import Fleet, ReasonCount, StratumCounts
+from quantdrift.storage.exchanges import Direction
 from quantdrift.storage.figures.figures import SliceFigures as Measured
 from quantdrift.storage.figures.periods import Grain
-from quantdrift.storage.page.history import Direction
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,12 +30,13 @@ from quantdrift.report.figures import (
     SliceFigures,
 )
 from quantdrift.storage.alerts.alerts import AlertFact
+from quantdrift.storage.exchanges import Direction, Example
 from quantdrift.storage.figures.estimates import Sums
 from quantdrift.storage.figures.figures import AlertFigures, of_slice
 from quantdrift.storage.figures.figures import SliceFigures as Measured
 from quantdrift.storage.figures.periods import SliceBins, SliceSums
-from quantdrift.storage.page.history import Direction
-from quantdrift.storage.report.reading import Example, SliceName, VerdictFact, Version
+from quantdrift.storage.slices.verdicts import SliceName, VerdictFact
+from quantdrift.storage.versions import Version
 
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
 SHORTFALL = 0.99  # the mean of the divergence above this quantile is shown

@@ -34,19 +34,26 @@ from quantdrift.report.finding import (
 )
 from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, resolution
+from quantdrift.storage.account.coverage import Coverage
 from quantdrift.storage.alerts.alerts import AlertFact, Finding, alerts_between, findings_of
+from quantdrift.storage.alerts.timeline import AlertCounts, alert_counts
+from quantdrift.storage.audit import SET_UP, latest
+from quantdrift.storage.baselines import baselines_now
 from quantdrift.storage.cost import changed_cost, prices_of, replay_costs, replay_times
+from quantdrift.storage.exchanges import directions, examples_of, times
+from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.estimates import MOST_ROWS
-from quantdrift.storage.figures.figures import Version as SeenVersion
-from quantdrift.storage.figures.figures import of_alert, people_affected
+from quantdrift.storage.figures.figures import SeenVersion, of_alert, people_affected
 from quantdrift.storage.figures.figures import versions as versions_until
 from quantdrift.storage.figures.periods import Extent, Grain, SliceSums, Window
+from quantdrift.storage.figures.spans import VersionReader
 from quantdrift.storage.incidents.incidents import list_incidents, with_costs
 from quantdrift.storage.labels import outcomes
-from quantdrift.storage.page.history import baselines, directions, times
-from quantdrift.storage.page.now import item_times
-from quantdrift.storage.report.reading import Changes, Reader, Version
 from quantdrift.storage.serving import servings
+from quantdrift.storage.slices.verdicts import slice_names, verdicts_at
+from quantdrift.storage.snapshot import Connection, judged_until
+from quantdrift.storage.speed import item_times
+from quantdrift.storage.versions import Version, candidate_versions
 
 MOST_TABLE = 25  # slices in a version's table
 MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is shown
@@ -56,6 +63,7 @@ _SPEED_SPAN = timedelta(days=1)  # a whole week would be read for a version whos
 MOST_DIRECTIONS = 6
 MOST_COMPARISONS = 5  # releases of the period that are compared with the version before
 
+_MOST_DECISIONS = 200
 _MOST_EPISODE_ITEMS = 200_000  # of a longer time, directions are those of its newest hour
 _EXAMPLE_SPAN = timedelta(hours=1)
 
@@ -90,7 +98,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     drawn: dict[int, tuple[int, ...]]
     series: tuple[SliceSums, ...]
-    changes: Changes
+    changes: AlertCounts
     n_episodes_left_out: int
     coverage: CoverageFigures
     serving: dict[str, int]
@@ -102,7 +110,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def gather(
-    reader: Reader,
+    connection: Connection,
     config: Config,
     period: Period,
     *,
@@ -114,7 +122,7 @@ async def gather(
 
     Parameters
     ----------
-    reader
+    connection
         Reads in one snapshot.
     model
         Only this model; empty: all.
@@ -124,22 +132,23 @@ async def gather(
         Called with one readable line per step.
     """
     progress("reading slices and verdicts")
-    versions = tuple(await reader.versions(model))
-    slices = {name.id: name for name in await reader.slices(model)}
+    versions = tuple(await candidate_versions(connection, model))
+    slices = {name.id: name for name in await slice_names(connection, model)}
     caps = {version.id: config.budget(version.model).cap for version in versions}
-    extent = await reader.divergence.extent(period.begin, period.end, MOST_ROWS + 1)
+    extent = await Divergence(connection).extent(period.begin, period.end, MOST_ROWS + 1)
     how = resolution(period, extent)
     verdicts = {
-        (fact.version_id, fact.slice_id): fact for fact in await reader.verdicts(period.end, list(caps))
+        (fact.version_id, fact.slice_id): fact
+        for fact in await verdicts_at(connection, period.end, list(caps))
     }
-    open_then = await alerts_between(reader.connection, period.begin, period.end, list(caps))
+    open_then = await alerts_between(connection, period.begin, period.end, list(caps))
 
     progress("summing divergence")
     totals = {}
     if how is not None:
         whole = _whole(period, extent, how)
-        totals = by_key(await reader.divergence.sums(whole, whole.end - whole.begin, caps, list(slices)))
-    seen = await versions_until(reader.connection, list(caps), period.end)
+        totals = by_key(await Divergence(connection).sums(whole, whole.end - whole.begin, caps, list(slices)))
+    seen = await versions_until(connection, list(caps), period.end)
     version_ids = {version for version, _ in totals} | {episode.version_id for episode in open_then}
     facts = Facts(
         begin=period.begin,
@@ -150,33 +159,33 @@ async def gather(
         bins={},
         verdicts={key: fact for key, fact in verdicts.items() if key[0] in version_ids},
         episodes=(),
-        serving=await servings(reader.connection, config.monitor.max_loss_ratio, model=model),
+        serving=await servings(connection, config.monitor.max_loss_ratio, model=model),
     )
     shown, drawn = _choose(config, facts, open_then)
 
     series: list[SliceSums] = []
     if how is not None:
-        bins = bins_by_key(await reader.divergence.bins(how.window, caps, sorted(shown)))
+        bins = bins_by_key(await Divergence(connection).bins(how.window, caps, sorted(shown)))
         wanted = sorted({slice_id for chosen in drawn.values() for slice_id in chosen} | _everything(facts))
-        series = await reader.divergence.sums(how.window, how.width, caps, wanted)
+        series = await Divergence(connection).sums(how.window, how.width, caps, wanted)
         facts = msgspec.structs.replace(
             facts,
             bins=bins,
             served=_served(facts, seen, series, how),
-            people=await _people(reader, facts, seen, period),
+            people=await _people(connection, facts, seen, period),
         )
 
     progress("reading how long answers took")
-    took, learned_s = await _speeds(reader, config, facts, period)
-    items = tuple(await item_times(reader.connection, period.end - _SPEED_SPAN, period.end))
+    took, learned_s = await _speeds(connection, config, facts, period)
+    items = tuple(await item_times(connection, period.end - _SPEED_SPAN, period.end))
     facts = msgspec.structs.replace(facts, times=took, learned_s=learned_s, items=items)
 
     progress("reading alerts")
     alerts = open_then[:MOST_EPISODES]
-    findings = await findings_of(reader.connection, [alert.id for alert in alerts])
+    findings = await findings_of(connection, [alert.id for alert in alerts])
     episodes = [
         await _read_episode(
-            reader,
+            connection,
             config,
             period,
             alert,
@@ -192,25 +201,25 @@ async def gather(
         resolution=how,
         facts=msgspec.structs.replace(facts, episodes=tuple(episodes)),
         drawn=drawn,
-        series=tuple(await _divided(reader, alerts, how, series, caps) if how else ()),
-        changes=await reader.changes(period.begin, period.end, list(caps)),
+        series=tuple(await _divided(connection, alerts, how, series, caps) if how else ()),
+        changes=await alert_counts(connection, period.begin, period.end, list(caps)),
         n_episodes_left_out=max(0, len(open_then) - MOST_EPISODES),
         serving=_serving(facts, series),
         incidents=tuple(
             await with_costs(
-                reader.connection,
+                connection,
                 await list_incidents(
-                    reader.connection, model=model, with_ended=True, begin=period.begin, end=period.end
+                    connection, model=model, with_ended=True, begin=period.begin, end=period.end
                 ),
                 config,
             )
         ),
-        marks=await _marks(reader, period, versions, model),
-        comparisons=await _comparisons(reader, config, period, versions),
-        labels=await _labels(reader, period, versions),
-        costs=await _costs(reader, config, facts, period, now),
+        marks=await _marks(connection, period, versions, model),
+        comparisons=await _comparisons(connection, config, period, versions),
+        labels=await _labels(connection, period, versions),
+        costs=await _costs(connection, config, facts, period, now),
         coverage=await _coverage(
-            reader,
+            connection,
             period,
             model,
             by_stratum=extent.n_items <= MOST_ITEMS,
@@ -221,7 +230,7 @@ async def gather(
 
 
 async def _divided(
-    reader: Reader,
+    connection: Connection,
     alerts: Sequence[AlertFact],
     how: Resolution,
     series: Sequence[SliceSums],
@@ -234,14 +243,14 @@ async def _divided(
     for alert in alerts:
         key, cap = (alert.version_id, alert.slice_id), caps[alert.version_id]
         if key in buckets:
-            buckets[key] = await reader.divergence.divided(
+            buckets[key] = await Divergence(connection).divided(
                 buckets[key], how.window, how.width, alert.onset_at, cap
             )
     return [bucket for of_slice in buckets.values() for bucket in of_slice]
 
 
 async def _speeds(
-    reader: Reader, config: Config, facts: Facts, period: Period
+    connection: Connection, config: Config, facts: Facts, period: Period
 ) -> tuple[dict[int, Times], dict[int, float]]:
     """Return, per version with data, how long its answers took at the end of the period, and what 99 % did not exceed.
 
@@ -256,12 +265,12 @@ async def _speeds(
         if slice_id not in _everything(facts):
             continue
         budget = config.budget(models[version_id])
-        parts = await times(reader.connection, *key, last, latency_budget_s=budget.latency_p99_s)
+        parts = await times(connection, *key, last, latency_budget_s=budget.latency_p99_s)
         of_answer = next((part for part in parts if part.part == "answer"), None)
         if of_answer is not None:
             took[version_id] = of_answer
         if budget.latency_growth:
-            learned = (await baselines(reader.connection, *key)).get("latency")
+            learned = (await baselines_now(connection, *key)).get("latency")
             if learned is not None and learned.learned_s:
                 learned_s[version_id] = learned.learned_s
     return took, learned_s
@@ -283,13 +292,13 @@ def _served(
 
 
 async def _people(
-    reader: Reader, facts: Facts, seen: Mapping[int, SeenVersion], period: Period
+    connection: Connection, facts: Facts, seen: Mapping[int, SeenVersion], period: Period
 ) -> dict[Key, Figure]:
     """Return how many people got a changed answer on the last day of each version with data, by version and slice."""
     affected: dict[Key, Figure] = {}
     for version_id in {version_id for version_id, _ in facts.totals}:
         if version_id in seen:
-            of_slices = await people_affected(reader.connection, seen[version_id], period.end)
+            of_slices = await people_affected(connection, seen[version_id], period.end)
             affected |= {(version_id, slice_id): people for slice_id, people in (of_slices or {}).items()}
     return affected
 
@@ -314,7 +323,9 @@ def _serving(facts: Facts, series: Sequence[SliceSums]) -> dict[str, int]:
     return {model: version for model, (_, version) in newest.items()}
 
 
-async def _marks(reader: Reader, period: Period, versions: Sequence[Version], model: str) -> tuple[Mark, ...]:
+async def _marks(
+    connection: Connection, period: Period, versions: Sequence[Version], model: str
+) -> tuple[Mark, ...]:
     releases = [
         Mark(
             at=version.first_seen_at,
@@ -335,13 +346,15 @@ async def _marks(reader: Reader, period: Period, versions: Sequence[Version], mo
             who=decision.actor,
             why=decision.note,
         )
-        for decision in await reader.decisions(period.begin, period.end, model)
+        for decision in await latest(
+            connection, _MOST_DECISIONS, begin=period.begin, end=period.end, model=model, without=SET_UP
+        )
     ]
     return tuple(sorted([*releases, *decisions], key=lambda mark: (mark.at, mark.model, mark.what)))
 
 
 async def _comparisons(
-    reader: Reader, config: Config, period: Period, versions: Sequence[Version]
+    connection: Connection, config: Config, period: Period, versions: Sequence[Version]
 ) -> tuple[VersionComparison, ...]:
     """Compare each version that was released in the period with the newest one before it that was compared."""
     versions = [version for version in versions if not version.candidate_version.endswith(UNVERIFIED)]
@@ -361,19 +374,21 @@ async def _comparisons(
             continue
         length = timedelta(days=DAYS)
         ids = [version.id for version in (*before, new)]
-        spans = await reader.versions_read.spans(ids, length, period.end)
+        spans = await VersionReader(connection).spans(ids, length, period.end)
         old = next((version for version in reversed(before) if version.id in spans), None)
         if old is not None and new.id in spans:
             comparisons.append(
-                await compare_pair(reader, config, old, new, spans=spans, within=Sides(end=period.end))
+                await compare_pair(connection, config, old, new, spans=spans, within=Sides(end=period.end))
             )
     return tuple(comparisons)
 
 
-async def _labels(reader: Reader, period: Period, versions: Sequence[Version]) -> tuple[LabelFigures, ...]:
+async def _labels(
+    connection: Connection, period: Period, versions: Sequence[Version]
+) -> tuple[LabelFigures, ...]:
     """Read what true labels say of each version, the newest version first."""
     ids = [version.id for version in versions]
-    label_outcomes = await outcomes(reader.connection, ids, period.begin, period.end)
+    label_outcomes = await outcomes(connection, ids, period.begin, period.end)
     return tuple(
         LabelFigures(model=version.model, version=version.candidate_version, slices=slices)
         for version in reversed(versions)
@@ -386,7 +401,7 @@ async def _labels(reader: Reader, period: Period, versions: Sequence[Version]) -
 
 
 async def _costs(
-    reader: Reader, config: Config, facts: Facts, period: Period, now: datetime
+    connection: Connection, config: Config, facts: Facts, period: Period, now: datetime
 ) -> tuple[Figure, ...]:
     """Return what the changed answers of each version cost in the period, and the replays of each model; empty without prices."""
     window, costs = figures.period(period.begin, period.end), list[Figure]()
@@ -396,12 +411,10 @@ async def _costs(
             share = facts.figures_of(version, slice_id, "").changed_share
             if share is None:
                 continue
-            cost = await changed_cost(
-                reader.connection, prices, share, version_id=version.id, slice_id=slice_id
-            )
+            cost = await changed_cost(connection, prices, share, version_id=version.id, slice_id=slice_id)
             costs += [] if cost is None else [cost]
     if config.cost.device_hour:
-        times = await replay_times(reader.connection, period.begin, period.end)
+        times = await replay_times(connection, period.begin, period.end)
         costs += replay_costs(times, config, window, now).values()
     return tuple(costs)
 
@@ -429,7 +442,7 @@ def _choose(
 
 
 async def _read_episode(
-    reader: Reader,
+    connection: Connection,
     config: Config,
     period: Period,
     alert: AlertFact,
@@ -441,7 +454,8 @@ async def _read_episode(
     # The examples are exchanges whose outputs are far from the reference's: of a slow candidate they show nothing.
     form = signal_of(alert.metric).form
     most = 0 if form is SignalForm.SLOW else MOST_EXAMPLES
-    examples = await reader.examples(
+    examples = await examples_of(
+        connection,
         max(alert.onset_at, alert.opened_at - _EXAMPLE_SPAN),
         alert.opened_at + timedelta(seconds=1),
         version=alert.version_id,
@@ -450,11 +464,11 @@ async def _read_episode(
         most=most,
     )
     # A large window would be read row by row: its newest hour says the same.
-    n = await reader.divergence.count(alert.onset_at, until, _MOST_EPISODE_ITEMS + 1)
+    n = await Divergence(connection).count(alert.onset_at, until, _MOST_EPISODE_ITEMS + 1)
     begin = alert.onset_at if n <= _MOST_EPISODE_ITEMS else max(alert.onset_at, until - _EXAMPLE_SPAN)
     model = config.model(alert.model)
     changed = await directions(
-        reader.connection,
+        connection,
         alert.version_id,
         alert.slice_id,
         (begin, until),
@@ -465,7 +479,7 @@ async def _read_episode(
     return EpisodeFacts(
         alert=alert,
         findings=tuple(finding.text for finding in findings if finding.at < period.end),
-        figures=await of_alert(reader.connection, alert, version, period.end, unit=unit),
+        figures=await of_alert(connection, alert, version, period.end, unit=unit),
         examples=tuple(examples),
         directions=tuple(changed),
     )
@@ -482,7 +496,7 @@ def _gaps(
 
 
 async def _coverage(
-    reader: Reader,
+    connection: Connection,
     period: Period,
     model: str,
     *,
@@ -490,11 +504,11 @@ async def _coverage(
     versions: Sequence[Version],
     gaps: tuple[Gap, ...],
 ) -> CoverageFigures:
-    strata, fleet = await reader.coverage.strata(period.begin, period.end, by_stratum=by_stratum)
+    strata, fleet = await Coverage(connection).strata(period.begin, period.end, by_stratum=by_stratum)
     return CoverageFigures(
         strata=tuple(strata),
-        skipped=tuple(await reader.coverage.skipped(period.begin, period.end)),
-        quarantined=tuple(await reader.coverage.quarantined(period.begin, period.end, model)),
+        skipped=tuple(await Coverage(connection).skipped(period.begin, period.end)),
+        quarantined=tuple(await Coverage(connection).quarantined(period.begin, period.end, model)),
         unreferenced=tuple(
             Unreferenced(
                 model=version.model, version=version.candidate_version, first_seen_at=version.first_seen_at
@@ -504,5 +518,5 @@ async def _coverage(
         ),
         gaps=gaps,
         fleet=fleet,
-        judged_until=await reader.judged_until(),
+        judged_until=await judged_until(connection),
     )

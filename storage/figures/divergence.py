@@ -22,9 +22,11 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
 from quantdrift.core.signals import Signal
+from quantdrift.storage import snapshot
 from quantdrift.storage.figures.estimates import (
     MORE_MEASURES,
     ROLL_UP,
@@ -36,13 +38,12 @@ from quantdrift.storage.figures.estimates import (
 from quantdrift.storage.figures.periods import Extent, Grain, SliceBins, SliceSums, Window
 from quantdrift.storage.schema.tables import RollupDay, RollupHour
 from quantdrift.storage.signals import MEASURES, value_of
-from quantdrift.storage.snapshot import SnapshotReader
+from quantdrift.storage.snapshot import SnapshotReader, in_time
 
 N_BINS = 64
 MOST_DIVIDED: Final = 200_000
 """Comparisons of a bucket that an onset divides; of more it stays whole."""
 _HOUR = timedelta(hours=1)
-
 _EXTENT = text("""
     select c.first, c.last, h.first_hour, h.last_hour from (
         select min(captured_at) as first, max(captured_at) as last
@@ -52,13 +53,11 @@ _EXTENT = text("""
         from rollup_hour where hour >= :begin and hour < :end
     ) as h
 """)
-
 _COUNT = text("""
     select count(*) from (
         select from comparison where captured_at >= :begin and captured_at < :end limit :most
     ) as row
 """)
-
 # The items of an exchange in a slice share its weight in equal parts. A value that is NaN is none, as in the roll-ups.
 _ITEM_BINS = text("""
     with item as (
@@ -73,8 +72,6 @@ _ITEM_BINS = text("""
             else least(63, floor(64 * ln(divergence / 1e-6) / ln(1e7))::int) end as bin
     from item where divergence is not null group by 1, 2, 4
 """)
-
-
 _ROLL_UPS: Final = """
     select model_version_id, slice_id, date_bin(:width, {time}, :begin) as at, {columns} from {table}
     where {time} >= :begin and {time} < :end and model_version_id = any(cast(:versions as int[]))
@@ -91,6 +88,20 @@ _OF_GRAIN: Final = {
     ).bindparams(bindparam("width", type_=Interval))
     for grain in (Grain.HOUR, Grain.DAY)
 }
+_SPLIT: Final = text("""
+    select captured_at < :split as is_before, width_bucket(divergence, cast(:edges as double precision[])) as bin,
+        sum(weight) as weight
+    from item
+    where model_version_id = :version and slice_id = :slice and slice_ids @> array[cast(:slice as integer)]
+        and captured_at >= :hour and captured_at < cast(:hour as timestamptz) + interval '1 hour' and divergence <> 'NaN'
+    group by 1, 2
+""")
+EDGES: Final = tuple(1e-6 * 10 ** (7 * n / 64) for n in range(1, 64))
+"""Between the bins of a roll-up's histogram of the divergence."""
+_BINS: Final = text("""
+    select hour < :split as is_before, divergence_bins as bins from rollup_hour
+    where model_version_id = :version and slice_id = :slice and hour >= :begin and hour < :end and hour <> :hour
+""")
 
 
 class Divergence(SnapshotReader):
@@ -267,3 +278,33 @@ class Divergence(SnapshotReader):
 
 def _rollup(grain: Grain) -> tuple[type[RollupHour | RollupDay], InstrumentedAttribute[datetime]]:
     return (RollupHour, RollupHour.hour) if grain is Grain.HOUR else (RollupDay, RollupDay.day)
+
+
+async def divided_bins(
+    connection: AsyncConnection, version_id: int, slice_id: int, times: tuple[datetime, datetime, datetime]
+) -> tuple[list[float], list[float]]:
+    """Return two weighted histograms of the divergence: 64 bins each, empty without data.
+
+    Parameters
+    ----------
+    times
+        Begin, the time that separates the two, and end. The hour around it is divided by its exchanges, or left out where these
+        are too many to read.
+    """
+    begin, split, end = times
+    histograms: tuple[list[float], list[float]] = ([], [])
+    hour = split.replace(minute=0, second=0, microsecond=0)
+    parameters = {"version": version_id, "slice": slice_id, "begin": begin, "split": split, "end": end}
+    for row in (await connection.execute(_BINS, {**parameters, "hour": hour})).mappings():
+        sums = histograms[0 if row["is_before"] else 1]
+        sums[:] = [a + b for a, b in zip(sums or [0.0] * 64, row["bins"], strict=True)]
+    divided = {"version": version_id, "slice": slice_id, "split": split, "hour": hour, "edges": list(EDGES)}
+
+    async def read() -> list[RowMapping]:
+        return list((await connection.execute(_SPLIT, divided)).mappings())
+
+    for row in await in_time(connection, read, snapshot.PATIENCE_S) or ():
+        sums = histograms[0 if row["is_before"] else 1]
+        sums[:] = sums or [0.0] * 64
+        sums[row["bin"]] += row["weight"]
+    return histograms

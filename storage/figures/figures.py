@@ -61,7 +61,7 @@ _NAMES_PEOPLE: Final = text("""
 """)
 
 
-class Version(msgspec.Struct, frozen=True, kw_only=True):
+class SeenVersion(msgspec.Struct, frozen=True, kw_only=True):
     """A version that figures are of; `first_at` and `last_at` are its first and its newest exchange."""
 
     id: int
@@ -135,15 +135,15 @@ class AlertFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 async def versions(
     connection: AsyncConnection, version_ids: Sequence[int], until: datetime | None = None
-) -> dict[int, Version]:
+) -> dict[int, SeenVersion]:
     """Return versions by id, each with its newest exchange before `until`; those of which nothing was folded are left out."""
     values = {"ids": list(version_ids), "until": until}
-    return {row["id"]: Version(**row) for row in (await connection.execute(_VERSIONS, values)).mappings()}
+    return {row["id"]: SeenVersion(**row) for row in (await connection.execute(_VERSIONS, values)).mappings()}
 
 
 async def people_affected(
     connection: AsyncConnection,
-    version: Version,
+    version: SeenVersion,
     as_of: datetime,
     *,
     slice_ids: Sequence[int] | None = None,
@@ -189,7 +189,7 @@ def frozen(event: AlertEvent | None, written_at: datetime) -> AlertFigures:
 async def of_alert(
     connection: AsyncConnection,
     alert: AlertFact,
-    version: Version | None,
+    version: SeenVersion | None,
     as_of: datetime,
     *,
     unit: str = "",
@@ -222,7 +222,7 @@ async def of_alert(
 
 async def last_day(
     connection: AsyncConnection,
-    version: Version,
+    version: SeenVersion,
     as_of: datetime,
     *,
     slice_ids: Sequence[int] | None = None,
@@ -243,7 +243,7 @@ async def last_day(
 
 
 async def now(
-    connection: AsyncConnection, version: Version, slice_id: int, as_of: datetime, *, unit: str = ""
+    connection: AsyncConnection, version: SeenVersion, slice_id: int, as_of: datetime, *, unit: str = ""
 ) -> SliceFigures | None:
     """Return the figures of a slice in the newest hours that hold 100 answers; None where there are none."""
     values = {"version": version.id, "slice": slice_id, "until": version.last_at}
@@ -259,7 +259,7 @@ async def now(
 
 async def in_window(
     connection: AsyncConnection,
-    version: Version,
+    version: SeenVersion,
     window: Window,
     as_of: datetime,
     *,

@@ -22,7 +22,7 @@ from quantdrift.storage.alerts.alerts import check_reason, close_alerts
 from quantdrift.storage.audit import Action, add
 from quantdrift.storage.cost import mean_worth, prices_of
 from quantdrift.storage.figures.estimates import hashed, statement, sums_of
-from quantdrift.storage.page.now import in_time
+from quantdrift.storage.snapshot import in_time
 
 _SERVING: Final = f"""
     case when i.mitigation = 'replaced' then array(

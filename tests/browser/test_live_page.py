@@ -21,12 +21,11 @@ from playwright.async_api import Browser, Page, async_playwright
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Notify, Reference, Web
 from quantdrift.show.page.server import page_port
+from quantdrift.storage import snapshot
 from quantdrift.storage.alerts.alerts import Act, FindingKind, act, add_finding, find_alert
 from quantdrift.storage.database import Database
 from quantdrift.storage.incidents.incidents import IncidentCount, Say, say, store_count
 from quantdrift.storage.incidents.writing import write_incidents
-from quantdrift.storage.page import history as past
-from quantdrift.storage.page import now as present
 from quantdrift.storage.schema.roles import OPERATOR, READER
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.logins import login_in
@@ -110,8 +109,8 @@ async def _served(
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no figure be left out because this machine is busy."""
-    monkeypatch.setattr(present, "PATIENCE_S", 60.0)
-    monkeypatch.setattr(past, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(snapshot, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(snapshot, "PAST_PATIENCE_S", 60.0)
 
 
 @pytest.fixture
@@ -479,8 +478,8 @@ async def test_the_pages_say_what_labels_and_scores_say_and_wait_for_no_slow_que
                 "select inhrelid::regclass::text from pg_inherits where inhparent = 'comparison'::regclass"
             ):
                 await record.execute(f"lock table {name} in access exclusive mode")
-            monkeypatch.setattr(present, "PATIENCE_S", 0.4)
-            monkeypatch.setattr(past, "_PATIENCE_S", 2.0)
+            monkeypatch.setattr(snapshot, "PATIENCE_S", 0.4)
+            monkeypatch.setattr(snapshot, "PAST_PATIENCE_S", 2.0)
             seen = await _look(browser, base, paths[:2], 390, "light")
         assert "too busy, to find the worst ones" in seen[paths[0]]
         assert "Answers that changed" in seen[paths[0]]

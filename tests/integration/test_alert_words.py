@@ -24,7 +24,7 @@ from quantdrift.storage.alerts.alerts import (
 )
 from quantdrift.storage.alerts.outbox import unsent
 from quantdrift.storage.database import Database
-from quantdrift.storage.report.reading import reading
+from quantdrift.storage.snapshot import reading
 from tests.support.monitor.fold_stream import (
     CONFIG,
     FAINT_ID,
@@ -85,11 +85,11 @@ async def test_every_surface_says_what_was_written_with_the_alert(
         )
     )
     assert HEADLINE in shown.output
-    async with reading(database) as reader:
+    async with reading(database) as connection:
         at = alert.opened_at
         (episode,) = [
             one
-            for one in await alerts_between(reader.connection, at, at + SPAN, [WITH_REFERENCE])
+            for one in await alerts_between(connection, at, at + SPAN, [WITH_REFERENCE])
             if one.id == alert_id
         ]
     assert episode.words == alert.words

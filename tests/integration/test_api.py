@@ -23,8 +23,8 @@ from quantdrift.show.page.labels import MOST_BYTES, MOST_ROWS
 from quantdrift.show.page.request import OPERATOR as OPERATOR_DATABASE
 from quantdrift.show.page.server import application, page_port
 from quantdrift.storage.database import Database
-from quantdrift.storage.page.tables import RESOURCES
 from quantdrift.storage.schema.roles import OPERATOR, READER
+from quantdrift.storage.views import RESOURCES
 from tests.support.monitor.monitor_processes import until
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.logins import login_in

@@ -29,7 +29,7 @@ from quantdrift.report.figures import ComparedSlice, VersionComparison
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.estimates import STATEMENT_S
 from quantdrift.storage.figures.periods import Grain
-from quantdrift.storage.report.reading import Reader, reading
+from quantdrift.storage.snapshot import Connection, reading
 from tests.support.commands import invoked
 from tests.support.storage.release_rows import END, NEW, OLD, RELEASE, ReleaseWeek, write_release_week
 
@@ -45,7 +45,7 @@ async def week(postgres_dsn: str) -> ReleaseWeek:
 
 
 @pytest.fixture
-async def reader(postgres_dsn: str, week: ReleaseWeek) -> AsyncIterator[Reader]:
+async def connection(postgres_dsn: str, week: ReleaseWeek) -> AsyncIterator[Connection]:
     """Return a snapshot of that week."""
     del week
     async with (
@@ -59,9 +59,11 @@ def _named(found: VersionComparison) -> dict[str, ComparedSlice]:
     return {entry.name.removeprefix("scanner="): entry for entry in found.slices}
 
 
-async def test_the_worst_slice_comes_first_and_what_one_version_lacks_is_named(reader: Reader) -> None:
+async def test_the_worst_slice_comes_first_and_what_one_version_lacks_is_named(
+    connection: Connection,
+) -> None:
     """The slice that the release made worse is first, the better one is last, and slices of one version are apart."""
-    found = await compare(reader, CONFIG, old=OLD, new=NEW)
+    found = await compare(connection, CONFIG, old=OLD, new=NEW)
     assert found.model == "digits"
     assert found.slices[0].name == "scanner=archive"
     assert found.slices[0].change is Change.WORSE
@@ -74,9 +76,11 @@ async def test_the_worst_slice_comes_first_and_what_one_version_lacks_is_named(r
     assert found.new.end <= END
 
 
-async def test_the_sums_over_sessions_are_those_of_the_rows(reader: Reader, week: ReleaseWeek) -> None:
+async def test_the_sums_over_sessions_are_those_of_the_rows(
+    connection: Connection, week: ReleaseWeek
+) -> None:
     """Means, exchanges and sessions of a slice are those that Python counts in the rows that were written."""
-    found = _named(await compare(reader, CONFIG, old=OLD, new=NEW))["archive"]
+    found = _named(await compare(connection, CONFIG, old=OLD, new=NEW))["archive"]
     for side, version in ((found.old, week.version_ids[0]), (found.new, week.version_ids[1])):
         rows = [
             row
@@ -98,9 +102,9 @@ async def test_the_sums_over_sessions_are_those_of_the_rows(reader: Reader, week
         assert side.flip.low < side.flip.value
 
 
-async def test_a_frame_gives_the_figures_of_the_command(reader: Reader, postgres_dsn: str) -> None:
+async def test_a_frame_gives_the_figures_of_the_command(connection: Connection, postgres_dsn: str) -> None:
     """Shares, divergences and differences with their intervals: those of `compare`, from the rows, for every slice."""
-    found = await compare(reader, CONFIG, old=OLD, new=NEW)
+    found = await compare(connection, CONFIG, old=OLD, new=NEW)
     with frames.arrow(postgres_dsn) as drift:
         items = pa.concat_tables(
             [
@@ -142,10 +146,10 @@ def _numbers_of(measured: Figure | Estimate | None) -> tuple[float | None, ...]:
     return found.mean, found.low, found.high
 
 
-async def test_large_versions_are_compared_by_their_roll_ups(reader: Reader) -> None:
+async def test_large_versions_are_compared_by_their_roll_ups(connection: Connection) -> None:
     """With more comparisons than a report reads, both sides come from the roll-ups, with the same means and order."""
-    exact = _named(await compare(reader, CONFIG, old=OLD, new=NEW))
-    found = await compare(reader, CONFIG, old=OLD, new=NEW, most=10)
+    exact = _named(await compare(connection, CONFIG, old=OLD, new=NEW))
+    found = await compare(connection, CONFIG, old=OLD, new=NEW, most=10)
     assert {found.old.source, found.new.source} == {Grain.HOUR}
     assert found.slices[0].name == "scanner=archive"
     for name, entry in _named(found).items():
@@ -158,10 +162,10 @@ async def test_large_versions_are_compared_by_their_roll_ups(reader: Reader) -> 
 
 
 async def test_different_references_are_told(
-    reader: Reader, record: asyncpg.Connection, postgres_dsn: str
+    connection: Connection, record: asyncpg.Connection, postgres_dsn: str
 ) -> None:
     """Two versions that were compared with different references get a warning, since the references may differ."""
-    del reader
+    del connection
     await record.execute(
         "update model_version set reference_digest = $1 where candidate_version = $2", "a" * 64, NEW
     )
@@ -186,11 +190,11 @@ async def test_different_references_are_told(
     ],
 )
 async def test_an_unknown_version_or_model_is_refused_with_the_known_ones(
-    reader: Reader, wanted: dict[str, str], message: str
+    connection: Connection, wanted: dict[str, str], message: str
 ) -> None:
     """The error says which option is wrong, and which versions and models are known."""
     with pytest.raises(OperatorError, match=message.replace("?", r"\?").replace(".", r"\.")):
-        await compare(reader, CONFIG, **wanted)  # type: ignore[arg-type]
+        await compare(connection, CONFIG, **wanted)  # type: ignore[arg-type]
 
 
 async def test_the_command_prints_the_worst_first_and_all_figures_as_json(

@@ -14,7 +14,7 @@ from quantdrift.facts.figures import FigureName
 from quantdrift.report.compare import Sides, compare, compare_models, compare_periods, cut
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.estimates import STATEMENT_S
-from quantdrift.storage.report.reading import reading
+from quantdrift.storage.snapshot import reading
 from tests.support.commands import invoked
 from tests.support.storage.release_rows import BEGIN, NEW, OLD, RELEASE, ReleaseWeek, write_release_week
 
@@ -46,13 +46,13 @@ async def test_two_periods_of_a_version_are_compared_without_a_day(
     old, new, left_out = (BEGIN, BEGIN + 2 * DAY), (BEGIN + 2 * DAY, RELEASE), (BEGIN + DAY, BEGIN + 2 * DAY)
     async with (
         Database(postgres_dsn, statement_timeout_s=STATEMENT_S) as database,
-        reading(database) as reader,
+        reading(database) as connection,
     ):
-        found = await compare_periods(reader, CONFIG, old=old, new=new, version=OLD, not_in=(left_out,))
+        found = await compare_periods(connection, CONFIG, old=old, new=new, version=OLD, not_in=(left_out,))
         with pytest.raises(OperatorError, match="overlap"):
-            await compare_periods(reader, CONFIG, old=old, new=(BEGIN + DAY, RELEASE))
+            await compare_periods(connection, CONFIG, old=old, new=(BEGIN + DAY, RELEASE))
         with pytest.raises(OperatorError, match="both periods"):
-            await compare_periods(reader, CONFIG, old=old, new=(RELEASE, RELEASE + DAY))
+            await compare_periods(connection, CONFIG, old=old, new=(RELEASE, RELEASE + DAY))
     assert found.aggregate is not None
     sides = (found.aggregate.old, (BEGIN, BEGIN + DAY)), (found.aggregate.new, new)
     for side, (begin, end) in sides:
@@ -86,10 +86,12 @@ async def test_two_models_are_compared_in_the_same_hours_by_their_predicates(
     await record.execute("delete from verdict")
     async with (
         Database(postgres_dsn, statement_timeout_s=STATEMENT_S) as database,
-        reading(database) as reader,
+        reading(database) as connection,
     ):
         within = Sides(begin=BEGIN, end=BEGIN + DAY)
-        found = await compare_models(reader, CONFIG, old=("digits", ""), new=("letters", NEW), within=within)
+        found = await compare_models(
+            connection, CONFIG, old=("digits", ""), new=("letters", NEW), within=within
+        )
     assert (found.old.label, found.new.label) == (f"digits {OLD}", f"letters {NEW}")
     assert {entry.name for entry in found.slices} == {
         f"scanner={name}" for name in ("office", "lab", "archive", "mobile")
@@ -106,10 +108,10 @@ async def test_the_difference_has_a_cost_where_a_request_has_a_price(
     del week
     async with (
         Database(postgres_dsn, statement_timeout_s=STATEMENT_S) as database,
-        reading(database) as reader,
+        reading(database) as connection,
     ):
-        found = await compare(reader, CONFIG, old=OLD, new=NEW)
-        unpriced = await compare(reader, Config(models=CONFIG.models), old=OLD, new=NEW)
+        found = await compare(connection, CONFIG, old=OLD, new=NEW)
+        unpriced = await compare(connection, Config(models=CONFIG.models), old=OLD, new=NEW)
     assert found.aggregate is not None
     assert found.aggregate.flip is not None
     assert found.cost is not None

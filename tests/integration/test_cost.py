@@ -10,7 +10,7 @@ from quantdrift.facts.estimate import Estimate
 from quantdrift.facts.figures import Figure, FigureName, Subject, Window, WindowName
 from quantdrift.storage.cost import changed_cost, lost_costs, replay_times
 from quantdrift.storage.database import Database
-from quantdrift.storage.figures.figures import Version
+from quantdrift.storage.figures.figures import SeenVersion
 from tests.support.storage.release_rows import END, NEW, RELEASE, ReleaseWeek, write_release_week
 
 pytestmark = pytest.mark.integration
@@ -87,7 +87,7 @@ async def test_lost_accuracy_costs_the_requests_that_it_made_wrong(
         number,
     )
     product = {row["slice_id"]: row["requests"] * (row["worth"] or 3.0) for row in rows}
-    version = Version(id=number, model="digits", version=NEW, first_at=RELEASE, last_at=END)
+    version = SeenVersion(id=number, model="digits", version=NEW, first_at=RELEASE, last_at=END)
     window = Window(name=WindowName.PERIOD, begin=RELEASE, end=END)
     losses = {
         week.all_id: Estimate(mean=0.02, low=0.01, high=0.03),

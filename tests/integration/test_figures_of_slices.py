@@ -120,7 +120,7 @@ async def record(record: asyncpg.Connection) -> asyncpg.Connection:
     return record
 
 
-VERSION = figures.Version(id=1, model="digits", version="int8-1", first_at=FIRST, last_at=LAST)
+VERSION = figures.SeenVersion(id=1, model="digits", version="int8-1", first_at=FIRST, last_at=LAST)
 
 
 async def test_a_view_and_a_figure_of_one_name_are_one_number(
@@ -185,7 +185,7 @@ async def test_after_one_request_there_is_a_count_and_no_rate(
     """One request is not 86,400 a day."""
     await record.execute("delete from rollup_hour where hour < $1", LAST.replace(minute=0))
     await record.execute("update rollup_hour set n_items = 1, n_groups = 1, weight = 1")
-    version = figures.Version(id=1, model="digits", version="int8-1", first_at=LAST, last_at=LAST)
+    version = figures.SeenVersion(id=1, model="digits", version="int8-1", first_at=LAST, last_at=LAST)
     async with database.begin() as connection:
         found = await figures.last_day(connection, version, LAST)
     assert (found[1].requests.name, found[1].requests.value) == (FigureName.REQUESTS, 1.0)

@@ -29,13 +29,15 @@ from quantdrift.show.report.page import Form
 from quantdrift.show.report.page import write as write_report
 from quantdrift.storage.account.flow import flow
 from quantdrift.storage.alerts.evidence import Evidence
+from quantdrift.storage.baselines import baselines_now
 from quantdrift.storage.database import Database
+from quantdrift.storage.exchanges import times
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import Source, to_us
-from quantdrift.storage.page.history import baselines, times
-from quantdrift.storage.page.now import item_times, reading
 from quantdrift.storage.slices.slice_list import signals_of
+from quantdrift.storage.snapshot import reading
+from quantdrift.storage.speed import item_times
 from tests.support.monitor.alert_cases import page
 from tests.support.monitor.fold_stream import (
     ALL_ID,
@@ -239,7 +241,7 @@ async def test_a_latency_without_a_budget_is_learned_shown_and_accepted_anew(
     assert took is not None
     assert took.learned_s == EDGE_S
     async with reading(database) as connection:
-        now = (await baselines(connection, WITH_REFERENCE, ALL_ID))["latency"]
+        now = (await baselines_now(connection, WITH_REFERENCE, ALL_ID))["latency"]
         (shown,) = [one for one in signal_views(await signals_of(connection, ALL_ID)) if one.kind == "growth"]
     assert (now.learned_s, now.level, now.source) == (EDGE_S, None, "learned")
     assert (
@@ -280,7 +282,7 @@ async def test_a_latency_without_a_budget_is_learned_shown_and_accepted_anew(
         await store_batch(record, msgspec.structs.replace(batch, comparisons=rows))
     await fold_everything(database, GROWS)
     async with reading(database) as connection:
-        now = (await baselines(connection, WITH_REFERENCE, ALL_ID))["latency"]
+        now = (await baselines_now(connection, WITH_REFERENCE, ALL_ID))["latency"]
     assert now.source == "accepted"
     assert now.learned_s is not None
     assert 0.4 < now.learned_s < 0.5

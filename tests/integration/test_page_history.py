@@ -7,9 +7,8 @@ import asyncpg
 import pytest
 
 from quantdrift.storage.database import Database
-from quantdrift.storage.figures.divergence import Divergence
+from quantdrift.storage.figures.divergence import EDGES, Divergence, divided_bins
 from quantdrift.storage.figures.periods import Grain, Window
-from quantdrift.storage.page import history
 from tests.support.monitor.fold_stream import FAINT_ID, store_catalog
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
@@ -47,14 +46,14 @@ async def test_no_damage_is_drawn_before_the_onset(database: Database, record: a
     """Neither in the histograms nor in the line, although all of it lies in one hour."""
     version, slice_id = await _stored(record)
     async with database.begin() as connection:
-        before, after = await history.bins(connection, version, slice_id, (BEGIN, ONSET, END))
+        before, after = await divided_bins(connection, version, slice_id, (BEGIN, ONSET, END))
         divergence, width = Divergence(connection), timedelta(minutes=7)
         window = Window(begin=BEGIN, end=END, grain=Grain.ITEM)
         whole = await divergence.sums(window, width, {version: 1.0}, [slice_id])
         points = await divergence.divided(whole, window, width, ONSET, 1.0)
         again = await divergence.divided(points, window, width, ONSET, 1.0)
         twice = await divergence.divided(points, window, width, ONSET - timedelta(minutes=1), 1.0)
-    damaged = [place for place, edge in enumerate(history.EDGES, start=1) if edge >= 0.1]
+    damaged = [place for place, edge in enumerate(EDGES, start=1) if edge >= 0.1]
     assert sum(before) == sum(after) == 120
     assert not any(before[place] for place in damaged)
     assert sum(after[place] for place in damaged) == 120

@@ -8,11 +8,17 @@ import pytest
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.storage.account.coverage import Coverage
 from quantdrift.storage.alerts.alerts import alerts_between
+from quantdrift.storage.alerts.timeline import alert_counts
 from quantdrift.storage.database import Database
+from quantdrift.storage.exchanges import examples_of
+from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.estimates import Sums
 from quantdrift.storage.figures.periods import Grain, Window
-from quantdrift.storage.report.reading import Reader, reading, record_run
+from quantdrift.storage.report_runs import record_run
+from quantdrift.storage.slices.verdicts import verdicts_at
+from quantdrift.storage.snapshot import Connection, judged_until, reading
 from tests.support.storage.report_rows import (
     CAP,
     HOUR,
@@ -37,7 +43,7 @@ async def story(postgres_dsn: str) -> Story:
 
 
 @pytest.fixture
-async def reader(postgres_dsn: str, story: Story) -> AsyncIterator[Reader]:
+async def connection(postgres_dsn: str, story: Story) -> AsyncIterator[Connection]:
     """Return a snapshot of the story."""
     del story
     async with Database(postgres_dsn) as database, reading(database) as found:
@@ -65,12 +71,12 @@ def _mean(sums: Sums, metric: Metric) -> float | None:
     ],
     ids=lambda window: window.grain.value,
 )
-async def test_every_grain_sums_to_the_same(reader: Reader, story: Story, window: Window) -> None:
+async def test_every_grain_sums_to_the_same(connection: Connection, story: Story, window: Window) -> None:
     """Comparisons and both roll-ups give the sums and histograms that were computed apart from the database."""
     wanted = [story.all_id, story.slice_ids[1]]
     caps = {story.version_id: CAP}
-    sums = await reader.divergence.sums(window, window.end - window.begin, caps, wanted)
-    bins = await reader.divergence.bins(window, caps, wanted)
+    sums = await Divergence(connection).sums(window, window.end - window.begin, caps, wanted)
+    bins = await Divergence(connection).bins(window, caps, wanted)
     assert [entry.slice_id for entry in sums] == wanted
     for entry, histogram, parts in zip(sums, bins, (None, [1]), strict=True):
         (known,) = rollup(story.items, parts, grain=24 * HOUR).values()
@@ -79,11 +85,11 @@ async def test_every_grain_sums_to_the_same(reader: Reader, story: Story, window
         assert histogram.bins == pytest.approx(known[9:], rel=1e-9)
 
 
-async def test_buckets_begin_with_the_window_and_add_up(reader: Reader, story: Story) -> None:
+async def test_buckets_begin_with_the_window_and_add_up(connection: Connection, story: Story) -> None:
     """Ten-minute buckets hold what their items hold, none is outside, and their sum is the whole."""
     window = Window(begin=START, end=END, grain=Grain.ITEM)
     caps, width = {story.version_id: CAP}, 10 * MINUTE
-    found = await reader.divergence.sums(window, width, caps, [story.slice_ids[2]])
+    found = await Divergence(connection).sums(window, width, caps, [story.slice_ids[2]])
     known = rollup(story.items, [2], grain=width)
     assert [point.at for point in found] == sorted(known)
     for point in found:
@@ -96,9 +102,9 @@ async def test_weights_undo_unequal_probabilities(postgres_dsn: str, story: Stor
     await db.execute("update comparison set pi1 = pi1 / 2")
     await db.close()
     window = Window(begin=START, end=END, grain=Grain.ITEM)
-    async with Database(postgres_dsn) as database, reading(database) as reader:
+    async with Database(postgres_dsn) as database, reading(database) as connection:
         caps = {story.version_id: CAP}
-        (found,) = await reader.divergence.sums(window, END - START, caps, [story.all_id])
+        (found,) = await Divergence(connection).sums(window, END - START, caps, [story.all_id])
     (known,) = rollup(story.items, None, grain=24 * HOUR).values()
     assert found.sums.weight == pytest.approx(2 * known[2])
     assert found.sums.weight_sq == pytest.approx(4 * known[3])
@@ -106,12 +112,12 @@ async def test_weights_undo_unequal_probabilities(postgres_dsn: str, story: Stor
     assert found.sums.n_effective == pytest.approx(known[1])
 
 
-async def test_extent_is_exact_and_counts_no_further_than_asked(reader: Reader, story: Story) -> None:
+async def test_extent_is_exact_and_counts_no_further_than_asked(connection: Connection, story: Story) -> None:
     """First and last capture are those of the items; the count stops at the limit."""
-    found = await reader.divergence.extent(START, END, 1000)
+    found = await Divergence(connection).extent(START, END, 1000)
     assert (found.first, found.last) == (story.items[0].at, story.items[-1].at)
     assert found.n_items == 1000
-    nothing = await reader.divergence.extent(END + 48 * HOUR, END + 49 * HOUR, 1000)
+    nothing = await Divergence(connection).extent(END + 48 * HOUR, END + 49 * HOUR, 1000)
     assert (nothing.first, nothing.last, nothing.n_items) == (None, None, 0)
 
 
@@ -120,16 +126,18 @@ async def test_extent_knows_hours_whose_comparisons_are_gone(postgres_dsn: str, 
     db = await asyncpg.connect(postgres_dsn)
     await db.execute("delete from comparison where captured_at < $1", START + HOUR)
     await db.close()
-    async with Database(postgres_dsn) as database, reading(database) as reader:
-        found = await reader.divergence.extent(DAY, DAY + 24 * HOUR, 10)
+    async with Database(postgres_dsn) as database, reading(database) as connection:
+        found = await Divergence(connection).extent(DAY, DAY + 24 * HOUR, 10)
     assert (found.first, found.last) == (START, story.items[-1].at)
 
 
-async def test_verdicts_are_those_of_the_end_of_the_period(reader: Reader, story: Story) -> None:
+async def test_verdicts_are_those_of_the_end_of_the_period(connection: Connection, story: Story) -> None:
     """Before the page, the slice was ok; the reason of that time is not made up."""
     faint = story.slice_ids[1]
-    now = {said.slice_id: said for said in await reader.verdicts(END, [story.version_id])}
-    then = {said.slice_id: said for said in await reader.verdicts(START + 60 * MINUTE, [story.version_id])}
+    now = {said.slice_id: said for said in await verdicts_at(connection, END, [story.version_id])}
+    then = {
+        said.slice_id: said for said in await verdicts_at(connection, START + 60 * MINUTE, [story.version_id])
+    }
     assert (now[faint].verdict, now[faint].reason) == (Verdict.FIRING, "evidence 34")
     assert (then[faint].verdict, then[faint].reason) == (Verdict.OK, "")
     assert now[faint].budgets == {Metric.FLIP: 0.01}
@@ -141,14 +149,14 @@ async def test_an_alert_belongs_to_every_period_it_was_open_in(postgres_dsn: str
     await db.execute("update alert set resolved_at = $1", START + 80 * MINUTE)
     await db.close()
     versions = [story.version_id]
-    async with Database(postgres_dsn) as database, reading(database) as reader:
-        (whole,) = await alerts_between(reader.connection, START, END, versions)
-        (early,) = await alerts_between(reader.connection, START, START + 70 * MINUTE, versions)
-        (late,) = await alerts_between(reader.connection, START + 75 * MINUTE, END, versions)
-        assert await alerts_between(reader.connection, START + 81 * MINUTE, END, versions) == []
-        assert await alerts_between(reader.connection, START, START + 62 * MINUTE, versions) == []
+    async with Database(postgres_dsn) as database, reading(database) as connection:
+        (whole,) = await alerts_between(connection, START, END, versions)
+        (early,) = await alerts_between(connection, START, START + 70 * MINUTE, versions)
+        (late,) = await alerts_between(connection, START + 75 * MINUTE, END, versions)
+        assert await alerts_between(connection, START + 81 * MINUTE, END, versions) == []
+        assert await alerts_between(connection, START, START + 62 * MINUTE, versions) == []
         changes = [
-            await reader.changes(begin, END, versions)
+            await alert_counts(connection, begin, END, versions)
             for begin in (START, START + 62 * MINUTE, START + 63 * MINUTE)
         ]
     assert whole.resolved_at == late.resolved_at == START + 80 * MINUTE
@@ -156,15 +164,22 @@ async def test_an_alert_belongs_to_every_period_it_was_open_in(postgres_dsn: str
     assert [found.pages for found in changes] == [1, 1, 0]
 
 
-async def test_examples_are_flipped_and_of_the_slice(reader: Reader, story: Story) -> None:
+async def test_examples_are_flipped_and_of_the_slice(connection: Connection, story: Story) -> None:
     """The examples of a slice show what is wrong with it."""
-    found = await reader.examples(
-        START + 50 * MINUTE, END, version=story.version_id, slice_id=story.slice_ids[1], flips=False, most=3
+    found = await examples_of(
+        connection,
+        START + 50 * MINUTE,
+        END,
+        version=story.version_id,
+        slice_id=story.slice_ids[1],
+        flips=False,
+        most=3,
     )
     known = {(item.exchange, item.item) for item in story.items if item.part == 1 and item.flip}
     assert len(found) == 3
     assert {(example.exchange_id, example.item) for example in found} <= known
-    every = await reader.examples(
+    every = await examples_of(
+        connection,
         START + 50 * MINUTE,
         END,
         version=story.version_id,
@@ -176,9 +191,11 @@ async def test_examples_are_flipped_and_of_the_slice(reader: Reader, story: Stor
     assert all(example.flip for example in every)
 
 
-async def test_counts_of_a_period_are_the_difference_of_cumulative_ones(reader: Reader, story: Story) -> None:
+async def test_counts_of_a_period_are_the_difference_of_cumulative_ones(
+    connection: Connection, story: Story
+) -> None:
     """What a sidecar counted before the period does not count."""
-    strata, fleet = await reader.coverage.strata(START, END, by_stratum=True)
+    strata, fleet = await Coverage(connection).strata(START, END, by_stratum=True)
     default = next(stratum for stratum in strata if stratum.stratum == "default")
     # Statements every 5 minutes: the last before START is number 1, the last before END number 19.
     assert default.offered == 18 * 900
@@ -195,8 +212,8 @@ async def test_a_sidecar_that_started_again_is_counted_from_zero(postgres_dsn: s
     db = await asyncpg.connect(postgres_dsn)
     await write_tallies(db, begin=START + 40 * MINUTE, end=END, offered_per_s=1, lost=0, stratum="default")
     await db.close()
-    async with Database(postgres_dsn) as database, reading(database) as reader:
-        strata, fleet = await reader.coverage.strata(START, END, by_stratum=False)
+    async with Database(postgres_dsn) as database, reading(database) as connection:
+        strata, fleet = await Coverage(connection).strata(START, END, by_stratum=False)
     assert sum(stratum.offered for stratum in strata) == 18 * 900 + 11 * 300
     assert (fleet.sources, fleet.boots, fleet.blind_connections) == (1, 2, 2)
     assert all(stratum.compared is None for stratum in strata)
@@ -211,8 +228,8 @@ async def test_counts_after_a_long_silence_begin_where_the_last_ones_ended(
     await db.execute("delete from tally where at >= $1 and at < $2", START - 2 * MINUTE, START + 30 * MINUTE)
     await db.execute("update tally set at = at - interval '5 hours' where at < $1", START)
     await db.close()
-    async with Database(postgres_dsn) as database, reading(database) as reader:
-        strata, _ = await reader.coverage.strata(START, END, by_stratum=False)
+    async with Database(postgres_dsn) as database, reading(database) as connection:
+        strata, _ = await Coverage(connection).strata(START, END, by_stratum=False)
     (default,) = (stratum for stratum in strata if stratum.stratum == "default")
     assert default.offered == 18 * 900
 
@@ -223,9 +240,9 @@ async def test_what_has_no_divergence_does_not_dilute_the_mean(postgres_dsn: str
     faint = story.slice_ids[1]
 
     async def measured() -> Sums:
-        async with Database(postgres_dsn) as database, reading(database) as reader:
-            (found,) = await reader.divergence.sums(window, window.end - window.begin, caps, [faint])
-            bins = await reader.divergence.bins(window, caps, [faint])
+        async with Database(postgres_dsn) as database, reading(database) as connection:
+            (found,) = await Divergence(connection).sums(window, window.end - window.begin, caps, [faint])
+            bins = await Divergence(connection).bins(window, caps, [faint])
         assert sum(sum(entry.bins) for entry in bins) == pytest.approx(
             found.sums.sums_of(Metric.DIVERGENCE).weight
         )
@@ -250,26 +267,26 @@ async def test_what_has_no_divergence_does_not_dilute_the_mean(postgres_dsn: str
     assert _mean(none, Metric.FLIP) == _mean(some, Metric.FLIP)
 
 
-async def test_losses_after_publishing_are_counted_by_reason(reader: Reader) -> None:
+async def test_losses_after_publishing_are_counted_by_reason(connection: Connection) -> None:
     """What the shadow read but did not compare, and what it set aside."""
-    (skipped,) = await reader.coverage.skipped(START, END)
-    (quarantined,) = await reader.coverage.quarantined(START, END)
+    (skipped,) = await Coverage(connection).skipped(START, END)
+    (quarantined,) = await Coverage(connection).quarantined(START, END)
     assert (skipped.reason, skipped.n) == ("no_reference", 41)
     assert (quarantined.reason, quarantined.n) == ("schema", 3)
     assert "[1, 7]" in quarantined.detail
-    assert await reader.coverage.quarantined(END, END + HOUR) == []
-    assert await reader.coverage.quarantined(START, END, "another") == []
-    assert await reader.judged_until() == END
+    assert await Coverage(connection).quarantined(END, END + HOUR) == []
+    assert await Coverage(connection).quarantined(START, END, "another") == []
+    assert await judged_until(connection) == END
 
 
 async def test_a_snapshot_does_not_change_while_it_is_read(postgres_dsn: str, story: Story) -> None:
     """Rows that are written while a report is being read are not in it, not even in part."""
-    async with Database(postgres_dsn) as database, reading(database) as reader:
-        before = await reader.divergence.count(START, END, 100_000)
+    async with Database(postgres_dsn) as database, reading(database) as connection:
+        before = await Divergence(connection).count(START, END, 100_000)
         db = await asyncpg.connect(postgres_dsn)
         await db.execute("delete from comparison")
         await db.close()
-        assert await reader.divergence.count(START, END, 100_000) == before == len(story.items)
+        assert await Divergence(connection).count(START, END, 100_000) == before == len(story.items)
 
 
 async def test_a_database_without_tables_says_what_to_do(postgres_dsn: str) -> None:

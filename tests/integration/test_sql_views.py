@@ -11,8 +11,9 @@ import pytest
 
 from quantdrift.facts.estimate import ClusterSums, of_groups, ratio
 from quantdrift.storage.database import Database
+from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.periods import Grain, Window
-from quantdrift.storage.report.reading import reading
+from quantdrift.storage.snapshot import reading
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 pytestmark = pytest.mark.integration
@@ -227,8 +228,8 @@ async def test_slice_item_weighs_an_exchange_once_in_each_of_its_slices(
         from slice_item group by 1 order by 1
     """)
     window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
-    async with reading(database) as reader:
-        sums = await reader.divergence.sums(window, timedelta(hours=1), {1: 2.0}, [1, 2])
+    async with reading(database) as connection:
+        sums = await Divergence(connection).sums(window, timedelta(hours=1), {1: 2.0}, [1, 2])
     for row, entry in zip(means, sums, strict=True):
         assert row["flip"] == pytest.approx(entry.sums.of["flip"].total / entry.sums.of["flip"].weight)
         assert row["tie"] == pytest.approx(entry.sums.tie / entry.sums.tie_weight)
@@ -254,8 +255,8 @@ async def test_the_report_counts_a_session_once_in_what_its_intervals_rest_on(
     ]
     await store_comparisons(record, rows)
     window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
-    async with reading(database) as reader:
-        (entry,) = await reader.divergence.sums(window, timedelta(hours=1), {1: 2.0}, [1])
+    async with reading(database) as connection:
+        (entry,) = await Divergence(connection).sums(window, timedelta(hours=1), {1: 2.0}, [1])
     assert (entry.sums.n_groups, entry.sums.weight) == (20, 20.0)
     assert entry.sums.weight_sq == 10.0**2 + 10
     assert entry.sums.n_effective == pytest.approx(20**2 / 110)
@@ -280,9 +281,9 @@ async def test_the_report_gives_a_value_that_is_not_a_number_no_part(
     ]
     await store_comparisons(record, rows)
     window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
-    async with reading(database) as reader:
-        (entry,) = await reader.divergence.sums(window, timedelta(hours=1), {1: 2.0}, [1])
-        (bins,) = await reader.divergence.bins(window, {1: 2.0}, [1])
+    async with reading(database) as connection:
+        (entry,) = await Divergence(connection).sums(window, timedelta(hours=1), {1: 2.0}, [1])
+        (bins,) = await Divergence(connection).bins(window, {1: 2.0}, [1])
     divergence = entry.sums.of["divergence"]
     assert (divergence.total, divergence.weight) == (0.5, 1.0)
     assert (entry.sums.of["flip"].total, entry.sums.n_items, entry.sums.n_infinite) == (2.0, 2, 0)

@@ -10,7 +10,7 @@ import pytest
 from quantdrift import frames
 from quantdrift.storage import worst
 from quantdrift.storage.database import Database
-from quantdrift.storage.page import history
+from quantdrift.storage.exchanges import worst_exchanges
 from quantdrift.storage.worst import worst_keys
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
@@ -127,5 +127,5 @@ async def test_frames_and_page_name_the_worst_items(filled: str, database: Datab
         assert drift.worst("no such model", start=BEGIN, end=END).num_rows == 0
     async with database.begin() as connection:
         for of in (ALL, BAD, SOUND, ABSENT):
-            seen = await history.worst(connection, 1, of, (BEGIN, END), most=20)
+            seen = await worst_exchanges(connection, 1, of, (BEGIN, END), most=20)
             assert [str(row.exchange) for row in seen] == _expected(of, (1,), changed_first=True)[:20]

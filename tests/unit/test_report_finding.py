@@ -18,7 +18,8 @@ from quantdrift.storage.alerts.alerts import AlertFact
 from quantdrift.storage.figures.estimates import Sums
 from quantdrift.storage.figures.figures import frozen
 from quantdrift.storage.figures.periods import SliceSums
-from quantdrift.storage.report.reading import SliceName, VerdictFact, Version
+from quantdrift.storage.slices.verdicts import SliceName, VerdictFact
+from quantdrift.storage.versions import Version
 from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.report_figures import NOW, make_episode
 

@@ -15,6 +15,8 @@ from quantdrift.core.config.load import Role
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import columns, plain
+from quantdrift.storage.slices.verdicts import slice_names
+from quantdrift.storage.versions import candidate_versions
 
 if TYPE_CHECKING:
     from quantdrift.facts.figures import Figure
@@ -158,17 +160,20 @@ def wanted(
     from quantdrift.report.label_rows import write_wanted
     from quantdrift.storage.database import Database
     from quantdrift.storage.labels import draw
-    from quantdrift.storage.report.reading import reading
+    from quantdrift.storage.snapshot import reading
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     of = _model(config, model)
     end = datetime.now(UTC)
 
     async def run() -> "tuple[str, int, list[Wanted]]":
-        async with Database(secrets.dsn, statement_timeout_s=600.0) as database, reading(database) as reader:
+        async with (
+            Database(secrets.dsn, statement_timeout_s=600.0) as database,
+            reading(database) as connection,
+        ):
             versions = [
                 version
-                for version in await reader.versions()
+                for version in await candidate_versions(connection)
                 if version.model == of.name and version_ in {"", version.candidate_version}
             ]
             if not versions:
@@ -178,14 +183,14 @@ def wanted(
             newest = max(versions, key=lambda version: version.id)
             named = [
                 entry
-                for entry in await reader.slices()
+                for entry in await slice_names(connection)
                 if entry.model == of.name and slice_ in {entry.name, str(entry.id)}
             ]
             named.sort(key=lambda entry: entry.name != slice_)
             if not named:
                 raise OperatorError(f"{of.name} has no slice `{slice_}`: see `quantdrift slices list`")
             drawn = await draw(
-                reader.connection,
+                connection,
                 version_id=newest.id,
                 slice_id=named[0].id,
                 begin=end - timedelta(days=days),
@@ -265,7 +270,7 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
     from quantdrift.storage.figures.estimates import STATEMENT_S
     from quantdrift.storage.figures.figures import versions
     from quantdrift.storage.labels import outcomes
-    from quantdrift.storage.report.reading import reading
+    from quantdrift.storage.snapshot import reading
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     name = _model(config, model).name
@@ -273,10 +278,10 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
 
     async def run() -> "tuple[str, tuple[LabelledSlice, ...], dict[str, Figure]]":
         async with Database(secrets.dsn, statement_timeout_s=STATEMENT_S) as database:
-            async with reading(database) as reader:
+            async with reading(database) as connection:
                 version_names = {
                     entry.id: entry.candidate_version
-                    for entry in await reader.versions()
+                    for entry in await candidate_versions(connection)
                     if entry.model == name and version_ in {"", entry.candidate_version}
                 }
             if version_ and not version_names:

@@ -12,9 +12,10 @@ import quantdrift
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, set_up_logs
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.errors import QuantdriftError
+from quantdrift.storage.versions import candidate_versions
 
 if TYPE_CHECKING:
-    from quantdrift.storage.report.reading import Version
+    from quantdrift.storage.versions import Version
 
 _DAYS = 7
 _TIME: Final = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$")
@@ -43,10 +44,10 @@ def _names(context: click.Context, parameter: click.Parameter, begun: str) -> li
 
 async def _versions(dsn: str) -> "list[Version]":
     from quantdrift.storage.database import Database
-    from quantdrift.storage.report.reading import reading
+    from quantdrift.storage.snapshot import reading
 
-    async with Database(dsn) as database, reading(database) as reader:
-        return await reader.versions()
+    async with Database(dsn) as database, reading(database) as connection:
+        return await candidate_versions(connection)
 
 
 @click.command()

@@ -176,7 +176,7 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
         from quantdrift.storage.address import Address
         from quantdrift.storage.cost import replay_costs, replay_times
         from quantdrift.storage.database import Database
-        from quantdrift.storage.page.now import in_time
+        from quantdrift.storage.snapshot import in_time
     except ModuleNotFoundError as error:
         return f"Postgres cannot be read: {error.name} is not installed: pip install 'quantdrift[storage]'"
     where = ""

@@ -28,6 +28,7 @@ from quantdrift.show.page.request import (
 )
 from quantdrift.show.page.slice_history import Period, history, history_sql
 from quantdrift.show.trends import alert_marks, plot
+from quantdrift.storage import queries, snapshot
 from quantdrift.storage.alerts.alerts import (
     LONGEST_REASON,
     Act,
@@ -39,11 +40,12 @@ from quantdrift.storage.alerts.alerts import (
     findings_of,
     list_alerts,
 )
+from quantdrift.storage.alerts.timeline import steps
 from quantdrift.storage.figures.figures import frozen, of_alert
-from quantdrift.storage.page import history as past
-from quantdrift.storage.page import now as present
-from quantdrift.storage.page import queries
+from quantdrift.storage.labels import outcome_of_slice
 from quantdrift.storage.slices.slice_list import where_of
+from quantdrift.storage.snapshot import in_time, reading
+from quantdrift.storage.versions import seen, versions_now
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
@@ -54,7 +56,7 @@ _BY_PEOPLE: Final = (Act.ACK, Act.UNACK, Act.NOTE, Act.CLOSE)
 
 async def alerts(request: web.Request) -> web.Response:
     """Show the alerts, open ones first."""
-    async with present.reading(request.app[DATABASE]) as connection:
+    async with reading(request.app[DATABASE]) as connection:
         listed = await list_alerts(connection, with_resolved=True, most=_ROWS)
     return render(request, "alerts.html", alerts=listed, now=datetime.now(UTC), sql=queries.ALERTS.strip())
 
@@ -70,17 +72,17 @@ async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> we
     from quantdrift.monitor.explain.ways import commands_of  # noqa: PLC0415 - what it imports is not needed before
 
     config, now = request.app[CONFIG], datetime.now(UTC)
-    async with present.reading(request.app[DATABASE]) as connection:
+    async with reading(request.app[DATABASE]) as connection:
         number = int(request.match_info["alert"])
         alert = (await alerts_by_id(connection, [number])).get(number)
         if alert is None:
             raise web.HTTPNotFound(reason="There is no alert with this number; it may have been deleted.")
         cap = config.budget(alert.model).cap
-        transitions = await past.steps(connection, alert.id)
+        transitions = await steps(connection, alert.id)
         actions = await actions_of(connection, alert.id)
         where = await where_of(connection, alert.slice_id)
         findings = (await findings_of(connection, [alert.id])).get(alert.id, [])
-        versions = await present.versions(connection)
+        versions = await versions_now(connection)
         version = next(version for version in versions if version.id == alert.version_id)
         serving = await serving_of(request, connection, version)
         last_at = alert.ended_at or version.last_at or now
@@ -94,20 +96,20 @@ async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> we
             )
             if buckets:
                 break
-        measured = await present.in_time(
+        measured = await in_time(
             connection,
             partial(
                 of_alert,
                 connection,
                 alert,
-                present.seen(version),
+                seen(version),
                 now,
                 unit=config.measure(alert.model).unit,
                 with_people=True,
             ),
-            present.PATIENCE_S,
+            snapshot.PATIENCE_S,
         )
-        truth = await past.truth(connection, version.id, alert.slice_id, alert.onset_at, period.end)
+        truth = await outcome_of_slice(connection, version.id, alert.slice_id, alert.onset_at, period.end)
     event = alert.event
     figures = measured or frozen(event, alert.written_at)
     size_now = figures.now

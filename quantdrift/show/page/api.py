@@ -12,8 +12,8 @@ from quantdrift.show.page.guard import ProblemError
 from quantdrift.show.page.labels import described as labels_described
 from quantdrift.show.page.labels import load_labels
 from quantdrift.show.page.request import DATABASE
-from quantdrift.storage.page import now as present
-from quantdrift.storage.page.tables import (
+from quantdrift.storage.snapshot import reading
+from quantdrift.storage.views import (
     DEFAULT_HOURS,
     MOST,
     MOST_HOURS,
@@ -84,7 +84,7 @@ class _Reader:
                 raise ProblemError("repeated_parameter", f"`{name}` stands twice")
         limit = _number("limit", query.get("limit", str(_LIMIT)), 1, MOST)
         hours = _number(_HOURS, query.get(_HOURS, str(DEFAULT_HOURS)), 1, MOST_HOURS)
-        async with present.reading(request.app[DATABASE]) as connection:
+        async with reading(request.app[DATABASE]) as connection:
             try:
                 page = await read(
                     connection,
@@ -157,7 +157,7 @@ def _time(name: str, given: str) -> datetime:
 
 async def _document(request: web.Request) -> web.Response:
     """Return the description of the API."""
-    async with present.reading(request.app[DATABASE]) as connection:
+    async with reading(request.app[DATABASE]) as connection:
         columns = await described(connection)
     return web.Response(body=msgspec.json.encode(_description(columns)), content_type="application/json")
 

@@ -10,8 +10,8 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.report.compare import compare as compare_versions
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, query_number, query_text
-from quantdrift.storage.page import now as present
-from quantdrift.storage.report.reading import Reader
+from quantdrift.storage.snapshot import in_time, reading
+from quantdrift.storage.versions import VersionNow, versions_now
 
 _MOST_COMPARED: Final = 300_000
 """Answers of a version that are read one by one while a person waits; of more, the roll-ups are."""
@@ -23,9 +23,9 @@ async def compare(request: web.Request) -> web.Response:
     model = query_text(request, "model")
     new_id, old_id = query_number(request, "new"), query_number(request, "old")
     comparison, problem = None, ""
-    async with present.reading(request.app[DATABASE]) as connection:
-        by_model: dict[str, list[present.VersionNow]] = {}
-        for version in await present.versions(connection):
+    async with reading(request.app[DATABASE]) as connection:
+        by_model: dict[str, list[VersionNow]] = {}
+        for version in await versions_now(connection):
             by_model.setdefault(version.model, []).append(version)
         models = list(by_model)
         if model not in by_model:
@@ -37,16 +37,16 @@ async def compare(request: web.Request) -> web.Response:
         if new and old:
             read = partial(
                 compare_versions,
-                Reader(connection),
+                connection,
                 request.app[CONFIG],
                 old=old.version,
                 new=new.version,
                 model=model,
             )
             try:
-                comparison = await present.in_time(
+                comparison = await in_time(
                     connection, partial(read, most=_MOST_COMPARED), _COMPARING_S
-                ) or await present.in_time(connection, partial(read, most=0), _COMPARING_S)
+                ) or await in_time(connection, partial(read, most=0), _COMPARING_S)
             except OperatorError as error:
                 problem = str(error)
     return render(

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.storage.database import Database
-from quantdrift.storage.page import now as present
+from quantdrift.storage.snapshot import data_state
 
 _MOST_FOLLOWERS: Final = 64
 _POLL_S: Final = 2.0
@@ -55,7 +55,7 @@ class Feed:
         while True:
             with contextlib.suppress(QuantdriftError):
                 async with self._database.begin() as connection:
-                    state = await present.state(connection)
+                    state = await data_state(connection)
                 if state != self._state:
                     async with self._changed:
                         self._state = state

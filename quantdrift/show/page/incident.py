@@ -16,6 +16,7 @@ from quantdrift.facts.words.incident import (
 )
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, NOT_REFUSED, Refused, act_by_form, who_may_act
+from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import LONGEST_REASON
 from quantdrift.storage.incidents.incidents import (
     Say,
@@ -26,15 +27,14 @@ from quantdrift.storage.incidents.incidents import (
     story,
     with_costs,
 )
-from quantdrift.storage.page import now as present
-from quantdrift.storage.page import queries
+from quantdrift.storage.snapshot import reading
 
 _ROWS: Final = 100
 
 
 async def incidents(request: web.Request) -> web.Response:
     """Show the incidents, open ones first."""
-    async with present.reading(request.app[DATABASE]) as connection:
+    async with reading(request.app[DATABASE]) as connection:
         config = request.app[CONFIG]
         listed = await with_costs(
             connection, await list_incidents(connection, with_ended=True, most=_ROWS), config
@@ -58,7 +58,7 @@ async def act_on_incident(request: web.Request) -> web.Response:
 async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) -> web.Response:
     """Show one incident: its state, whom it hit, what is not known, and its story."""
     number = int(request.match_info["incident"])
-    async with present.reading(request.app[DATABASE]) as connection:
+    async with reading(request.app[DATABASE]) as connection:
         try:
             incident = await find_incident(connection, number)
         except OperatorError as error:

@@ -15,11 +15,14 @@ from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.show import charts
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, address, query_number, query_text
+from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import AlertFact, alerts_by_id
+from quantdrift.storage.exchanges import SingleFacts, single_facts
 from quantdrift.storage.figures.figures import SliceFigures
-from quantdrift.storage.page import now as present
-from quantdrift.storage.page import queries
 from quantdrift.storage.serving import servings
+from quantdrift.storage.slices.verdicts import SliceNow, Unknown, slices_now, unknown_reasons, verdict_changes
+from quantdrift.storage.snapshot import Connection, reading
+from quantdrift.storage.versions import VersionNow, traffic_now, versions_now
 
 _DAY: Final = timedelta(days=1)
 _HISTORY: Final = timedelta(days=90)
@@ -41,14 +44,14 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         Whether it serves, and is paused.
     """
 
-    now: present.VersionNow
-    others: tuple[present.VersionNow, ...]
+    now: VersionNow
+    others: tuple[VersionNow, ...]
     verdict: str
-    worst: tuple[present.SliceNow, ...]
+    worst: tuple[SliceNow, ...]
     traffic: dict[int, SliceFigures] = {}
-    unknowns: tuple[present.Unknown, ...]
+    unknowns: tuple[Unknown, ...]
     alerts: dict[int, AlertFact] = {}
-    facts: present.SingleFacts = present.SingleFacts()
+    facts: SingleFacts = SingleFacts()
     serving: Serving = Serving()
 
     def people(self, slice_id: int) -> Figure | None:
@@ -76,14 +79,14 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         return next((self.alerts[bad.alert_id] for bad in self.worst if bad.alert_id in self.alerts), None)
 
     @property
-    def serving_too(self) -> list[present.VersionNow]:
+    def serving_too(self) -> list[VersionNow]:
         """The other versions that serve."""
         return [
             version for version in self.others if version.seen_at is not None and version.replaced_at is None
         ]
 
     @property
-    def replaced(self) -> list[present.VersionNow]:
+    def replaced(self) -> list[VersionNow]:
         """The versions that serve no more."""
         return [version for version in self.others if version not in self.serving_too]
 
@@ -123,15 +126,15 @@ async def overview(request: web.Request) -> web.Response:
     page = max(1, query_number(request, "page", 1))
     now = datetime.now(UTC)
     models: list[ModelView] = []
-    async with present.reading(request.app[DATABASE]) as connection:
+    async with reading(request.app[DATABASE]) as connection:
         serving = await servings(connection, request.app[CONFIG].monitor.max_loss_ratio)
-        by_model: dict[str, list[present.VersionNow]] = {}
-        for version in await present.versions(connection):
+        by_model: dict[str, list[VersionNow]] = {}
+        for version in await versions_now(connection):
             by_model.setdefault(version.model, []).append(version)
         for versions in by_model.values():
             newest = versions[0]
             n_bad = newest.n_firing + newest.n_warning
-            worst = await present.slices(connection, newest.id, most=n_bad and min(n_bad, 8)) if n_bad else []
+            worst = await slices_now(connection, newest.id, most=n_bad and min(n_bad, 8)) if n_bad else []
             alert_ids = [bad.alert_id for bad in worst if bad.alert_id is not None]
             models.append(
                 ModelView(
@@ -139,23 +142,23 @@ async def overview(request: web.Request) -> web.Response:
                     others=tuple(versions[1:]),
                     verdict=newest.verdict,
                     worst=tuple(bad for bad in worst if bad.verdict in status.ALERTS),
-                    unknowns=tuple(await present.unknowns(connection, newest.id)) if newest.n_unknown else (),
+                    unknowns=tuple(await unknown_reasons(connection, newest.id)) if newest.n_unknown else (),
                     alerts=await alerts_by_id(connection, alert_ids),
                     serving=serving.get((newest.model, newest.version), Serving()),
                 )
             )
         models.sort(key=lambda model: (status.RANK[model.verdict], model.now.model))
         shown = next((model for model in models if model.now.model == chosen), next(iter(models), None))
-        slices: list[present.SliceNow] = []
+        slices: list[SliceNow] = []
         strips = {}
         end = now
         if shown:
             end = shown.now.last_at or now
-            slices = await present.slices(
+            slices = await slices_now(
                 connection, shown.now.id, words=query, verdict=verdict, most=_ROWS, first=_ROWS * (page - 1)
             )
             ids = [entry.slice_id for entry in slices]
-            changes = await present.changes(connection, shown.now.id, ids, end - _HISTORY) if ids else {}
+            changes = await verdict_changes(connection, shown.now.id, ids, end - _HISTORY) if ids else {}
             for entry in slices:
                 steps = [
                     (change.at, change.before, change.after) for change in changes.get(entry.slice_id, [])
@@ -189,11 +192,11 @@ async def overview(request: web.Request) -> web.Response:
 
 
 async def _with_facts(
-    connection: present.Connection, model: ModelView, slice_ids: list[int], now: datetime
+    connection: Connection, model: ModelView, slice_ids: list[int], now: datetime
 ) -> ModelView:
     """Return a model with what single exchanges say of its traffic and of some of its slices, whose intervals count people."""
     bad = [slice_now.slice_id for slice_now in model.worst]
     ids = list(dict.fromkeys([*([model.now.all_id] if model.now.all_id else []), *bad, *slice_ids]))
-    traffic = await present.traffic(connection, model.now, now, ids)
-    facts = await present.single_facts(connection, model.now, now, ids)
+    traffic = await traffic_now(connection, model.now, now, ids)
+    facts = await single_facts(connection, model.now, now, ids)
     return msgspec.structs.replace(model, facts=facts, traffic=traffic)

@@ -16,8 +16,9 @@ from quantdrift.show.page.access import FORM_MARK, PERSON, Person
 from quantdrift.show.page.guard import form_problem
 from quantdrift.show.page.rendering import render
 from quantdrift.storage.database import Database
-from quantdrift.storage.page import now as present
 from quantdrift.storage.serving import servings
+from quantdrift.storage.snapshot import Connection
+from quantdrift.storage.versions import VersionNow
 
 CONFIG: Final = web.AppKey("config", Config)
 DATABASE: Final = web.AppKey("database", Database)
@@ -91,9 +92,7 @@ def who_may_act(request: web.Request) -> str:
     return person.name if person is not None and OPERATOR in request.app else ""
 
 
-async def serving_of(
-    request: web.Request, connection: present.Connection, version: present.VersionNow
-) -> Serving:
+async def serving_of(request: web.Request, connection: Connection, version: VersionNow) -> Serving:
     """Return whether a version serves, and is paused."""
     serving = await servings(connection, request.app[CONFIG].monitor.max_loss_ratio, model=version.model)
     return serving.get((version.model, version.version), Serving())

@@ -21,11 +21,17 @@ from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, address, query_text, serving_of
 from quantdrift.show.page.slice_history import Period, history, history_sql, named_history, named_sql
 from quantdrift.show.trends import plot
+from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import AlertFact, list_alerts
+from quantdrift.storage.alerts.timeline import Event, events_of
+from quantdrift.storage.baselines import baselines_now
+from quantdrift.storage.exchanges import MOST_DIRECTIONS, MarginBar, affected, single_exchanges
+from quantdrift.storage.figures.divergence import divided_bins
 from quantdrift.storage.figures.periods import Grain, SliceSums
-from quantdrift.storage.page import history as past
-from quantdrift.storage.page import now as present
-from quantdrift.storage.page import queries
+from quantdrift.storage.labels import outcome_of_slice
+from quantdrift.storage.slices.verdicts import SliceNow, slices_now
+from quantdrift.storage.snapshot import Connection, reading
+from quantdrift.storage.versions import VersionNow, traffic_now, versions_now
 
 _DAY: Final = timedelta(days=1)
 _MOST_ID: Final = 2**31 - 1
@@ -49,9 +55,9 @@ class ChosenSlice(msgspec.Struct, frozen=True, kw_only=True):
         Of the slice, and of all traffic where that is another slice.
     """
 
-    versions: list[present.VersionNow]
-    version: present.VersionNow
-    entry: present.SliceNow
+    versions: list[VersionNow]
+    version: VersionNow
+    entry: SliceNow
     alerts: list[AlertFact]
     onset: datetime | None
     period: Period
@@ -67,14 +73,14 @@ class NamedPlot(msgspec.Struct, frozen=True, kw_only=True):
     query: str
 
 
-async def _chosen_slice(request: web.Request, connection: present.Connection) -> ChosenSlice:
+async def _chosen_slice(request: web.Request, connection: Connection) -> ChosenSlice:
     """Return the slice and the time that a request names."""
     version_id, slice_id = int(request.match_info["version"]), int(request.match_info["slice"])
     if max(version_id, slice_id) > _MOST_ID:
         raise web.HTTPNotFound(reason="There is no such slice.")
-    versions = await present.versions(connection)
+    versions = await versions_now(connection)
     version = next((version for version in versions if version.id == version_id), None)
-    entries = await present.slices(connection, version_id, most=5000) if version else []
+    entries = await slices_now(connection, version_id, most=5000) if version else []
     entry = next((entry for entry in entries if entry.slice_id == slice_id), None)
     if version is None or entry is None:
         raise web.HTTPNotFound(reason="There is no such slice, or no exchange of it was compared yet.")
@@ -111,7 +117,7 @@ def _periods(asked: str, first: datetime, last: datetime | None) -> list[Period]
 async def slice_page(request: web.Request) -> web.Response:
     """Show one slice of one version."""
     config, now = request.app[CONFIG], datetime.now(UTC)
-    async with present.reading(request.app[DATABASE]) as connection:
+    async with reading(request.app[DATABASE]) as connection:
         chosen = await _chosen_slice(request, connection)
         version, entry, period = chosen.version, chosen.entry, chosen.period
         serving = await serving_of(request, connection, version)
@@ -120,15 +126,15 @@ async def slice_page(request: web.Request) -> web.Response:
         labels = tuple(model.labels) if model else ()
         split = chosen.onset or begin + (end - begin) / 2
         of_bars = (min(begin, split - 7 * _DAY), split, end)
-        before, after = await past.bins(connection, *ids, of_bars)
-        traffic = await present.traffic(connection, version, now, [entry.slice_id])
-        people, _ = await present.affected(connection, version, now, [entry.slice_id])
-        singles = await past.singles(
+        before, after = await divided_bins(connection, *ids, of_bars)
+        traffic = await traffic_now(connection, version, now, [entry.slice_id])
+        people, _ = await affected(connection, version, now, [entry.slice_id])
+        singles = await single_exchanges(
             connection, *ids, begin, end, latency_budget_s=budget.latency_p99_s, labels=labels
         )
-        happenings = await past.happenings(connection, *ids, begin, end)
-        baselines = await past.baselines(connection, *ids)
-        truth = await past.truth(connection, *ids, begin, end) if singles.begin else None
+        happenings = await events_of(connection, *ids, begin, end)
+        baselines = await baselines_now(connection, *ids)
+        truth = await outcome_of_slice(connection, *ids, begin, end) if singles.begin else None
         named = [signal for signal in named_signals() if signal.is_asked(DetectorKind.BUDGET, budget)]
         buckets = await named_history(connection, ids, period, named) if named else []
     events = [*happenings, *_of_alerts(chosen.alerts, begin, end)]
@@ -216,7 +222,7 @@ async def slice_page(request: web.Request) -> web.Response:
     )
 
 
-def _replaced(version: present.VersionNow, versions: Sequence[present.VersionNow]) -> str:
+def _replaced(version: VersionNow, versions: Sequence[VersionNow]) -> str:
     """Return that a version serves no more, and what serves now; empty while it serves."""
     if version.replaced_at is None:
         return ""
@@ -234,7 +240,7 @@ def _replaced(version: present.VersionNow, versions: Sequence[present.VersionNow
 
 async def slice_notebook(request: web.Request) -> web.Response:
     """Send the notebook of a slice as a file."""
-    async with present.reading(request.app[DATABASE]) as connection:
+    async with reading(request.app[DATABASE]) as connection:
         chosen = await _chosen_slice(request, connection)
     version, entry, period = chosen.version, chosen.entry, chosen.period
     written = notebook(
@@ -262,17 +268,17 @@ async def slice_notebook(request: web.Request) -> web.Response:
     )
 
 
-def _of_alerts(alerts: Sequence[AlertFact], begin: datetime, end: datetime) -> list[past.Event]:
+def _of_alerts(alerts: Sequence[AlertFact], begin: datetime, end: datetime) -> list[Event]:
     """Return the onsets and the openings of alerts in a time."""
     return [
-        past.Event(at=at, kind=kind, subject=f"alert {alert.id}", who="monitor")
+        Event(at=at, kind=kind, subject=f"alert {alert.id}", who="monitor")
         for alert in alerts
         for kind, at in (("onset", alert.onset_at), ("alert", alert.opened_at))
         if begin <= at < end
     ]
 
 
-def _mark(event: past.Event) -> charts.Mark:
+def _mark(event: Event) -> charts.Mark:
     kind = event.kind if event.kind in {"release", "onset", "alert"} else "decision"
     return charts.Mark(
         at=event.at,
@@ -281,7 +287,7 @@ def _mark(event: past.Event) -> charts.Mark:
     )
 
 
-def _margins(bars: Iterable[past.MarginBar]) -> Markup | str:
+def _margins(bars: Iterable[MarginBar]) -> Markup | str:
     """Return the plot of the margins, empty where no item has one."""
     sums = {False: [0.0] * _MARGIN_BARS, True: [0.0] * _MARGIN_BARS}
     for bar in bars:
@@ -317,7 +323,7 @@ def _sql(
         "events": filled(queries.EVENTS, **ids, begin=period.begin, end=period.end),
         "baselines": filled(queries.BASELINES, **ids),
         "spread": filled(queries.SPREAD, split=split, **ids, begin=begin, end=end),
-        "directions": filled(queries.DIRECTIONS, most=past.MOST_DIRECTIONS, **single),
+        "directions": filled(queries.DIRECTIONS, most=MOST_DIRECTIONS, **single),
         "margins": filled(queries.MARGINS, **single),
         "worst": filled(queries.WORST, **single),
         "times": filled(queries.TIMES, budget=round(1e6 * budget.latency_p99_s), **single),

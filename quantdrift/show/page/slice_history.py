@@ -10,11 +10,11 @@ import msgspec
 
 from quantdrift.core.signals import Signal
 from quantdrift.show.trends import Grid
+from quantdrift.storage import queries, snapshot
 from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.periods import Grain, SliceSums, Window
-from quantdrift.storage.page import now as present
-from quantdrift.storage.page import queries
 from quantdrift.storage.signals import value_of
+from quantdrift.storage.snapshot import Connection, in_time
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
@@ -72,7 +72,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def history(
-    connection: present.Connection,
+    connection: Connection,
     version_id: int,
     slice_id: int,
     period: Period,
@@ -84,19 +84,19 @@ async def history(
     read, window = Divergence(connection), period.window
     sums = partial(read.sums, window, period.width, {version_id: cap}, [slice_id])
     is_fine = window.grain is Grain.ITEM
-    buckets = await present.in_time(connection, sums, present.PATIENCE_S) or [] if is_fine else await sums()
+    buckets = await in_time(connection, sums, snapshot.PATIENCE_S) or [] if is_fine else await sums()
     if onset is None:
         return buckets
     divided = partial(read.divided, buckets, window, period.width, onset, cap)
-    return await present.in_time(connection, divided, present.PATIENCE_S) or buckets
+    return await in_time(connection, divided, snapshot.PATIENCE_S) or buckets
 
 
 async def named_history(
-    connection: present.Connection, ids: tuple[int, int], period: Period, signals: Sequence[Signal]
+    connection: Connection, ids: tuple[int, int], period: Period, signals: Sequence[Signal]
 ) -> list[SliceSums] | None:
     """Return the buckets of a slice, of a version and with a number, with the signals of plug-ins; None: that takes too long."""
     read = partial(Divergence(connection).named, period.window, period.width, ids, signals)
-    return await present.in_time(connection, read, present.PATIENCE_S)
+    return await in_time(connection, read, snapshot.PATIENCE_S)
 
 
 def named_sql(period: Period, signal: Signal, **ids: int) -> str:

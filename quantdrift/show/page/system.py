@@ -7,11 +7,12 @@ from aiohttp import web
 from quantdrift.facts.figures import Window, WindowName
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE
+from quantdrift.storage import queries
 from quantdrift.storage.account.flow import flow
+from quantdrift.storage.audit import latest
 from quantdrift.storage.cost import replay_costs
-from quantdrift.storage.page import history as past
-from quantdrift.storage.page import now as present
-from quantdrift.storage.page import queries
+from quantdrift.storage.snapshot import reading
+from quantdrift.storage.speed import item_times_quickly, relays_since, replay_times_quickly, replays_since
 
 
 async def system(request: web.Request) -> web.Response:
@@ -19,14 +20,14 @@ async def system(request: web.Request) -> web.Response:
     now = datetime.now(UTC)
     hour = Window(name=WindowName.PERIOD, begin=now - timedelta(hours=1), end=now)
     config = request.app[CONFIG]
-    async with present.reading(request.app[DATABASE]) as connection:
+    async with reading(request.app[DATABASE]) as connection:
         counts = await flow(connection, hour.begin)
-    async with present.reading(request.app[DATABASE]) as connection:
-        changes = await past.audit(connection, 50)
-        replays = await present.replays(connection, hour.begin)
-        timed = await present.item_times_quickly(connection, hour.begin, now)
-        times = await present.replay_times(connection, hour.begin, now)
-        relays = await present.relays(connection, hour.begin)
+    async with reading(request.app[DATABASE]) as connection:
+        changes = await latest(connection, 50)
+        replays = await replays_since(connection, hour.begin)
+        timed = await item_times_quickly(connection, hour.begin, now)
+        times = await replay_times_quickly(connection, hour.begin, now)
+        relays = await relays_since(connection, hour.begin)
     return render(
         request,
         "system.html",

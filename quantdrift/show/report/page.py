@@ -30,7 +30,8 @@ from quantdrift.show.trends import Grid, Plot, alert_marks, plot
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.estimates import STATEMENT_S
 from quantdrift.storage.figures.periods import SliceSums
-from quantdrift.storage.report.reading import reading, record_run
+from quantdrift.storage.report_runs import record_run
+from quantdrift.storage.snapshot import reading
 
 __all__ = ["Form", "Period", "write"]
 
@@ -100,8 +101,8 @@ async def write(
     now = clock.now()
     path = out or DIRECTORY / f"quantdrift-{period.begin:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
     async with Database(secrets.dsn, statement_timeout_s=STATEMENT_S) as database:
-        async with reading(database) as reader:
-            gathered = await gather(reader, config, period, model=model, now=now, progress=progress)
+        async with reading(database) as connection:
+            gathered = await gather(connection, config, period, model=model, now=now, progress=progress)
         if model and not gathered.facts.versions:
             raise OperatorError(f"no comparison of a model `{model}` is stored: check its name")
         figures = _figures(config, period, gathered, path)

@@ -1,1 +1,0 @@
-"""The report's reads, and the record of each written report."""

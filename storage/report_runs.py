@@ -1,0 +1,19 @@
+"""The record of each written report."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import insert
+
+from quantdrift.storage.database import Database
+from quantdrift.storage.schema.tables import ReportRun
+
+
+async def record_run(
+    database: Database, *, kind: str, begin: datetime, end: datetime, path: str, figures: Mapping[str, Any]
+) -> int:
+    """Store the run of a report with its figures (JSON types only), and return its id."""
+    async with database.begin() as connection:
+        statement = insert(ReportRun).values(kind=kind, from_at=begin, to_at=end, path=path, figures=figures)
+        return int(await connection.scalar(statement.returning(ReportRun.id)) or 0)
