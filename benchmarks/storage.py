@@ -53,7 +53,7 @@ from quantdrift.storage.comparisons.copy import COLUMNS, Row, comparison_rows
 from quantdrift.storage.comparisons.rows import ComparedExchange
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
-from quantdrift.storage.exchanges import directions, margins
+from quantdrift.storage.exchanges import directions, margins, worst_exchanges
 from quantdrift.storage.server.postgres import PostgresServer
 
 LARGE: Final = 1024
