@@ -10,6 +10,7 @@ from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.core.errors import OperatorError
 from quantdrift.storage.database import Database
 
 Connection = AsyncConnection
@@ -47,9 +48,19 @@ async def in_time(
 
 @asynccontextmanager
 async def reading(database: Database) -> AsyncIterator[AsyncConnection]:
-    """Open a transaction that reads one state of the database and can change nothing; errors as `Database.begin`."""
+    """Open a transaction that reads one state of the database and can change nothing.
+
+    Raises
+    ------
+    OperatorError
+        The database has no tables yet.
+    RetryError
+        Postgres is not available.
+    """
     async with database.begin() as connection:
         await connection.execute(text("set transaction isolation level repeatable read, read only"))
+        if await connection.scalar(text("select to_regclass('report_run') is null")):
+            raise OperatorError("the database has no tables yet: run `quantdrift db upgrade`")
         yield connection
 
 
