@@ -22,6 +22,8 @@ Beyond these the stream's own limits apply, and every loss is counted.
 """
 
 import math
+from bisect import bisect_left
+from operator import itemgetter
 
 import msgspec
 
@@ -158,8 +160,7 @@ def _grown(
     grown: tuple[tuple[float, int], ...], backlog: Backlog, at_s: float
 ) -> tuple[tuple[float, int], ...]:
     """Return the looks back to the last one before the stream had grown to that position."""
-    before = [index for index, (_, n_ever) in enumerate(grown) if n_ever < _position(backlog)]
-    kept = grown[before[-1] :] if before else grown
+    kept = grown[max(0, bisect_left(grown, _position(backlog), key=itemgetter(1)) - 1) :]
     if kept and kept[-1][1] == backlog.n_ever:
         return (*kept[:-1], (at_s, backlog.n_ever))
     return (*kept, (at_s, backlog.n_ever))
