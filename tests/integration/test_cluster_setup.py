@@ -29,9 +29,9 @@ from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import RetryError
 from quantdrift.core.keys import read_keys
 from quantdrift.core.sealing import seal, unseal
-from quantdrift.core.stream.config import subject_token
 from quantdrift.core.stream.connection import Queue, durable_name
 from quantdrift.core.stream.rights import NatsRole
+from quantdrift.core.stream.subjects import subject_token
 from quantdrift.show.report.page import DIRECTORY
 from tests.integration.test_deploy import DEPLOY, PODS, ROOT, Pod, given_files, of_kind, pods
 from tests.integration.test_nats_rights import server_with

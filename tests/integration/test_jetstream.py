@@ -14,8 +14,9 @@ from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.stream.backlog import read_backlog, read_waiting
-from quantdrift.core.stream.config import exchange_stream, subject_token
+from quantdrift.core.stream.config import exchange_stream
 from quantdrift.core.stream.connection import Queue, StreamFullError, TooLargeError
+from quantdrift.core.stream.subjects import subject_token
 from quantdrift.shadow.pipeline.in_flight import acknowledge
 
 pytestmark = pytest.mark.integration

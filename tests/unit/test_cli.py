@@ -197,12 +197,13 @@ def test_completion_is_printed(shell: str) -> None:
 
 @pytest.mark.integration
 def test_the_command_line_loads_only_what_a_role_needs() -> None:
-    """Starting any command costs no torch, onnxruntime, SciPy or SQLAlchemy."""
+    """Starting any command costs no torch, onnxruntime, SciPy or SQLAlchemy, nor aiohttp, which the NATS library imports."""
     code = "import sys, quantdrift.cli.main, sidecar.supervisor; print(*sys.modules)"
     modules = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     heavy = {"torch", "onnxruntime", "onnx", "scipy", "sqlalchemy", "alembic", "asyncpg", "grpc", "numba"}
+    heavy |= {"nats", "aiohttp"}
     assert not heavy & {name.split(".")[0] for name in modules}
 
 

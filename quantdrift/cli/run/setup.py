@@ -19,8 +19,8 @@ from quantdrift.core.data_directory import SUFFIX
 from quantdrift.core.errors import OperatorError, os_error_text
 from quantdrift.core.process.admin import INSTANCE
 from quantdrift.core.process.nats_server import make_encryption
-from quantdrift.core.stream.config import model_set, subject_token
 from quantdrift.core.stream.rights import PURPOSES, NatsRole, Rights, rights
+from quantdrift.core.stream.subjects import model_set, subject_token
 from quantdrift.core.text import plain
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TypeVar
 import msgspec
 
 from quantdrift.core.errors import RetryError
-from quantdrift.core.stream.config import model_of, subject_token
 from quantdrift.core.stream.connection import Queue, durable_name
 from quantdrift.core.stream.consume import REQUEST_S
 from quantdrift.core.stream.errors import mapped
+from quantdrift.core.stream.subjects import model_of, subject_token
 from quantdrift.core.text import misfit
 
 _Answer = TypeVar("_Answer")

@@ -2,10 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote, unquote
 
 import msgspec
 import nats.errors
@@ -16,13 +14,13 @@ from nats.js.api import DiscardPolicy, RePublish, RetentionPolicy, StorageType, 
 from quantdrift.core.config.connections import stream_problems
 from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.stream.subjects import copies, subject_token
 
 _LOG = logging.getLogger(__name__)
 
 _DUPLICATE_WINDOW_S = 120.0  # far above two publish timeouts: a retried publish is stored once
 _TALLY_AGE_S = 86_400.0
 _TALLY_BYTES = 64 * MIB
-_NAMELESS = "%00"
 _LONGEST_TOKEN = 200
 _NAME_IN_USE = 10058  # JetStream's error code
 _OURS = (
@@ -50,26 +48,6 @@ LONGEST_S: Final = 30.0
 """Time after its comparison within which a shadow stores an exemplar, or leaves it out; an erasure waits for it."""
 
 
-def subject_token(name: str) -> str:
-    """Return `name` as one token of a subject; special characters are percent-encoded."""
-    return quote(name, safe="").replace(".", "%2E") or _NAMELESS
-
-
-def model_of(token: str) -> str:
-    """Return the name that `subject_token` encoded."""
-    return "" if token == _NAMELESS else unquote(token)
-
-
-def model_set(models: Iterable[str]) -> str:
-    """Return a set of models as one token of a subject."""
-    return "+".join(sorted(map(subject_token, models)))
-
-
-def models_of(token: str) -> frozenset[str]:
-    """Return the names that `model_set` encoded."""
-    return frozenset(map(model_of, token.split("+")))
-
-
 def exchange_stream(stream: Stream) -> StreamConfig:
     """Return the work queue of exchanges, which deletes acknowledged ones and refuses new ones when it is full."""
     return StreamConfig(
@@ -84,11 +62,6 @@ def exchange_stream(stream: Stream) -> StreamConfig:
         duplicate_window=min(_DUPLICATE_WINDOW_S, stream.max_age_s),
         num_replicas=stream.replicas,
     )
-
-
-def copies(name: str, token: str) -> str:
-    """Return the subject at which the server sends copies of stored exchanges; `token` is that of a model, or `>`."""
-    return f"{name}.copy.{token}"
 
 
 def tally_stream(stream: Stream) -> StreamConfig:

@@ -28,16 +28,13 @@ from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.errors import OperatorError, RetryError, os_error_text
 from quantdrift.core.stream.config import (
     REFUSING_BYTES,
-    copies,
     create_or_update,
     current_stream,
     exchange_stream,
     exemplar_stream,
     exemplars,
-    model_of,
     refusing_exemplars,
     send_copies,
-    subject_token,
     tally_stream,
 )
 from quantdrift.core.stream.consume import REQUEST_S, Delivery, PullInbox
@@ -46,6 +43,7 @@ from quantdrift.core.stream.nats_client import NatsClient, PlaintextError
 from quantdrift.core.stream.numbering import HEADER, Numbered
 from quantdrift.core.stream.publish import Acknowledged
 from quantdrift.core.stream.rights import OWN_RIGHTS, NatsRole, bound_models, inbox
+from quantdrift.core.stream.subjects import copies, model_of, subject_token
 from quantdrift.core.tls import Tls
 
 _DURABLE = "shadow"

@@ -15,10 +15,11 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import ExemplarKind
-from quantdrift.core.stream.config import exemplars, model_of
+from quantdrift.core.stream.config import exemplars
 from quantdrift.core.stream.connection import SLICE_HEADER, Queue
 from quantdrift.core.stream.consume import REQUEST_S, Delivery, PullInbox
 from quantdrift.core.stream.errors import mapped
+from quantdrift.core.stream.subjects import model_of
 
 _FETCH: Final = 256
 _FETCH_BYTES: Final = 16 << 20

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from quantdrift.core.stream.config import copies, model_set, subject_token
+from quantdrift.core.stream.subjects import copies, model_set, subject_token
 
 _API = "$JS.API"
 OWN_RIGHTS: Final = "$SYS.REQ.USER.INFO"

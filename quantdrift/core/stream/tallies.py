@@ -11,7 +11,7 @@ from quantdrift.core.codec import decode_tally
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.process_state import read_state
 from quantdrift.core.records import ModelCount, StratumCount, Tally
-from quantdrift.core.stream.config import models_of, subject_token
+from quantdrift.core.stream.subjects import models_of, subject_token
 from quantdrift.core.text import plain
 
 _MOST: Final = 1 << 53  # the database's counts have room for the sum of a thousand of them

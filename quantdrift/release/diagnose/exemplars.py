@@ -13,12 +13,12 @@ from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.keys import KeyFile
 from quantdrift.core.records import Exchange, Exemplar, ExemplarKind
 from quantdrift.core.sealing import is_sealed, unseal
-from quantdrift.core.stream.config import subject_token
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.consume import REQUEST_S
 from quantdrift.core.stream.errors import mapped
 from quantdrift.core.stream.exemplars import kept_exemplars
 from quantdrift.core.stream.search import answered
+from quantdrift.core.stream.subjects import subject_token
 from quantdrift.shadow.pipeline.validate import Envelope, read_exchange
 
 LONGEST: Final = timedelta(hours=1)
