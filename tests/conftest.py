@@ -1,10 +1,10 @@
 """Fixtures that every test may use."""
 
 import asyncio
-import itertools
 import logging
 import os
 import secrets
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from tests.support.in_memory import MEMORY, memory_directory
 from tests.support.isolation import isolated
 from tests.support.schedule import LongestFirst, rank, turned
 from tests.support.shared import made_once
+from tests.support.storage.databases import Databases, give_rights
 
 if TYPE_CHECKING:
     from tests.support.sidecar.relay_process import Backend
@@ -170,30 +171,24 @@ def nats_url() -> Iterator[str]:
 def postgres_cluster() -> Iterator[PostgresServer]:
     """Return a real Postgres server that all tests of this process share; its own database is migrated.
 
-    Nobody connects to that database but `postgres_dsn`, which copies it.
+    Nobody connects to that database but `databases`, which copies it.
     """
     with memory_directory() as parent, PostgresServer(parent / "postgres", durable=False) as server:
         asyncio.run(upgrade(server.dsn, progress=lambda _: None))
         yield server
 
 
-_NUMBER = itertools.count()
+@pytest.fixture(scope="session")
+def databases(postgres_cluster: PostgresServer) -> Databases:
+    """Return what copies databases of that server."""
+    return Databases(postgres_cluster.dsn)
 
 
 @pytest.fixture
-async def postgres_dsn(postgres_cluster: PostgresServer) -> AsyncIterator[str]:
-    """Return the address of a fresh database with the newest schema, which is dropped after the test."""
-    template = postgres_cluster.dsn.rpartition("/")[2]
-    base = postgres_cluster.dsn.rpartition("/")[0]
-    name = f"test_{os.getpid()}_{next(_NUMBER)}"
-    admin = await asyncpg.connect(f"{base}/postgres")
-    try:
-        # Files are copied: writing the copy to the log as well takes several times as long.
-        await admin.execute(f"create database {name} template {template} strategy file_copy")
-        yield f"{base}/{name}"
-        await admin.execute(f"drop database {name} with (force)")
-    finally:
-        await admin.close()
+async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
+    """Return the address of a fresh database, which is dropped after the test: the newest schema, with the rights of the SQL roles."""
+    async with databases.copy(give_rights) as dsn:
+        yield dsn
 
 
 @pytest.fixture
@@ -213,15 +208,25 @@ async def database(postgres_dsn: str) -> AsyncIterator[Database]:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def migrated_server() -> Iterator[Path]:
+    """Return the directory of a migrated server that has ended; it is copied."""
+    with memory_directory() as parent:
+        with PostgresServer(parent / "server") as server:
+            asyncio.run(upgrade(server.dsn, progress=lambda _: None))
+        yield server.directory
+
+
 @pytest.fixture
-def postgres_server() -> Iterator[PostgresServer]:
+def postgres_server(migrated_server: Path) -> Iterator[PostgresServer]:
     """Return a migrated server of the test's own, to be killed and started again.
 
     Its settings are those of production, also for durability.
     """
-    with memory_directory() as parent, PostgresServer(parent / "server") as server:
-        asyncio.run(upgrade(server.dsn, progress=lambda _: None))
-        yield server
+    with memory_directory() as parent:
+        subprocess.run(["cp", "--archive", migrated_server, parent], check=True)
+        with PostgresServer(parent / migrated_server.name) as server:
+            yield server
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,20 @@ from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER, REPORT, R
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import StoredRow, store
 from tests.support.commands import invoked
+from tests.support.storage.databases import Databases
 from tests.support.storage.discovered_traffic import NOW, discovery, write_version
 
 pytestmark = pytest.mark.integration
 
 Login = Callable[..., Awaitable[str]]
 FILE = '[[models]]\nname = "digits"\n'
+
+
+@pytest.fixture
+async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
+    """Return the address of a database without roles: to apply them makes an entry. It is dropped after the test."""
+    async with databases.copy() as dsn:
+        yield dsn
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from quantdrift.storage.figures.estimates import STATEMENT_S
 from quantdrift.storage.figures.periods import Grain
 from quantdrift.storage.snapshot import Connection, reading
 from tests.support.commands import invoked
+from tests.support.storage.databases import Databases
 from tests.support.storage.release_rows import END, NEW, OLD, RELEASE, ReleaseWeek, write_release_week
 
 pytestmark = pytest.mark.integration
@@ -38,10 +39,22 @@ pytestmark = pytest.mark.integration
 CONFIG = Config(models=(Model(name="digits"),))
 
 
+async def _fill(dsn: str) -> ReleaseWeek:
+    return await write_release_week(dsn, per_hour=100, seed=9)
+
+
 @pytest.fixture
-async def week(postgres_dsn: str) -> ReleaseWeek:
-    """Return a week with a release in Postgres."""
-    return await write_release_week(postgres_dsn, per_hour=100, seed=9)
+async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
+    """Return the address of a database with a week that has a release, which is dropped after the test."""
+    async with databases.copy(_fill) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def week(databases: Databases, postgres_dsn: str) -> ReleaseWeek:
+    """Return that week."""
+    del postgres_dsn
+    return await databases.filled(_fill)
 
 
 @pytest.fixture

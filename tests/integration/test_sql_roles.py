@@ -3,7 +3,7 @@
 import asyncio
 import re
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,7 @@ from tests.support.commands import invoked
 from tests.support.monitor.fold_stream import CONFIG as WATCH
 from tests.support.monitor.fold_stream import batches, store_batch, store_catalog
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
+from tests.support.storage.databases import Databases
 from tests.support.storage.discovered_traffic import discovery
 from tests.support.storage.logins import login_in
 
@@ -88,8 +89,15 @@ TALLY = Tally(
 
 
 @pytest.fixture
+async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
+    """Return the address of a database with the roles, as `quantdrift setup postgres` applies them; dropped after the test."""
+    async with databases.copy(apply) as dsn:
+        yield dsn
+
+
+@pytest.fixture
 def login(postgres_dsn: str) -> Login:
-    """Return what applies the roles, makes a user in one of them and returns its address."""
+    """Return what makes a user in one of them and returns its address."""
     return partial(login_in, postgres_dsn)
 
 
