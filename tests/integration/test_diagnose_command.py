@@ -99,42 +99,36 @@ def _diagnose(folder: Path, *arguments: str, **variables: str) -> subprocess.Com
     return invoked("diagnose", *arguments, directory=folder, **variables)
 
 
-def test_it_names_the_faulty_site_and_draws_it(made: tuple[Path, Fault], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def printed(made: tuple[Path, Fault]) -> str:
+    """Return what the command prints of the faulty candidate; it has drawn `cause.svg`."""
+    words = ("--slice=scanner=archive", "--candidate=int8.onnx", "--inputs=rec.npz", "--picture=cause.svg")
+    done = _diagnose(made[0], *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_names_the_faulty_site_and_draws_it(made: tuple[Path, Fault], printed: str) -> None:
     """Exit code 0; the text has the cause, the site with what it restores, and what to do; the picture is there."""
     folder, fault = made
-    picture = tmp_path / "cause.svg"
-    done = _diagnose(
-        folder,
-        "--slice=scanner=archive",
-        "--candidate=int8.onnx",
-        "--inputs=rec.npz",
-        f"--picture={picture}",
-    )
-    assert done.returncode == 0, done.stderr
-    assert "digits, scanner=archive:" in done.stdout
-    assert "Cause: " in done.stdout
-    table = done.stdout.partition("\nsite ")[2].splitlines()
+    assert "digits, scanner=archive:" in printed
+    assert "Cause: " in printed
+    table = printed.partition("\nsite ")[2].splitlines()
     assert table[1].startswith(f"{fault.site} ")
-    assert "What to do: " in done.stdout
-    assert fault.site in picture.read_text()
-    done = _diagnose(folder, "--slice=scanner=archive", "--candidate=int8.onnx", "--inputs=rec.npz", "--json")
-    found = json.loads(done.stdout)
-    assert found["verdict"] == "named"
-    assert found["blamed"][0]["site"] == fault.site
-    assert found["candidate"].startswith("sha256:")
+    assert "What to do: " in printed
+    assert fault.site in (folder / "cause.svg").read_text()
 
 
 def test_python_says_what_the_command_prints(
-    made: tuple[Path, Fault], monkeypatch: pytest.MonkeyPatch
+    made: tuple[Path, Fault], printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same text and the same JSON; a share is told for each step of the search."""
+    """The same text; a share is told for each step of the search."""
     monkeypatch.chdir(made[0])
-    printed = _diagnose(made[0], "--slice=scanner=archive", "--candidate=int8.onnx", "--inputs=rec.npz")
     told: list[quantdrift.Progress] = []
     result = quantdrift.diagnose(
         slice="scanner=archive", candidate="int8.onnx", inputs="rec.npz", progress=told.append
     )
-    assert f"{result}\n" == printed.stdout
+    assert f"{result}\nPicture: cause.svg\n" == printed
     assert result.diagnosis.blamed[0].site == made[1].site
     assert {"reading inputs", "switching sites"} <= {now.text for now in told}
     assert '<th scope="col">heals</th>' in html_of(result)
@@ -214,7 +208,9 @@ async def test_an_alert_has_the_model_and_the_slice(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["alert"], found["slice"]) == (alert, "scanner=archive")
+    assert found["verdict"] == "named"
     assert found["blamed"][0]["site"] == made[1].site
+    assert found["candidate"].startswith("sha256:")
     note = await record.fetchrow("select reason, finding from alert_action where alert_id = $1", alert)
     assert note["reason"].startswith("Cause: ")
     assert made[1].site in note["reason"]
