@@ -35,6 +35,7 @@ async def _kill(product: Product, part: str) -> None:
     await product.until(replaced, f"another {part}")
 
 
+@pytest.mark.release
 async def test_each_part_killed_once_loses_and_doubles_nothing_and_the_alert_still_comes(
     models: Path, tmp_path: Path
 ) -> None:

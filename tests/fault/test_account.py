@@ -236,6 +236,7 @@ def test_every_request_is_counted_once_although_processes_are_killed_under_traff
     assert total(tally, "taken") > 80
 
 
+@pytest.mark.release
 def test_the_counts_of_kills_during_an_outage_of_the_stream_are_published_after_it(
     tmp_path: Path, backend: Backend
 ) -> None:

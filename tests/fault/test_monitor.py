@@ -30,12 +30,13 @@ async def _wait_for(connection: asyncpg.Connection, number: int, *, exactly: boo
     await until(there, f"fold {number} is stored")
 
 
+@pytest.mark.parametrize(("n", "kills"), [pytest.param(300, 4, marks=pytest.mark.release), (200, 2)])
 async def test_killed_between_and_in_folds_it_ends_where_it_would_have(
-    postgres_server: PostgresServer, tmp_path: Path
+    postgres_server: PostgresServer, tmp_path: Path, n: int, kills: int
 ) -> None:
     """Killed -9 again and again over the same batches, it leaves the same states, verdicts, alerts and roll-ups."""
     base, _, template = postgres_server.dsn.rpartition("/")
-    n, rng = 300, random.Random(1)
+    rng = random.Random(1)
     async with connected(f"{base}/postgres") as admin:
         await admin.execute(f"create database calm template {template}")
         async with connected(f"{base}/calm") as record:
@@ -51,7 +52,7 @@ async def test_killed_between_and_in_folds_it_ends_where_it_would_have(
         expected = await record_of(record)
 
     async with connected(f"{base}/killed") as record:
-        for kill in range(4):
+        for kill in range(kills):
             async with running_monitor(f"{base}/killed", tmp_path) as process:
                 # One fold of this start is in the record; the next is under way or about to begin.
                 await _wait_for(record, 64 * kill + 1, exactly=False)

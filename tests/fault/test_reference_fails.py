@@ -185,6 +185,7 @@ async def test_a_reference_that_never_ends_costs_the_exchange_that_it_hangs_on(
     assert aside == {("", "poison"): 1}
 
 
+@pytest.mark.release
 async def test_what_others_hold_when_a_worker_ends_again_and_again_is_not_taken_for_poison(
     config: Config, postgres_dsn: str, tmp_path: Path
 ) -> None:

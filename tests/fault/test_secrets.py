@@ -269,7 +269,7 @@ async def stores(queue: Queue, message: str) -> None:
         await queue.publish_exchange("digits", message, b"content")
 
 
-@pytest.mark.parametrize("way", ["restart", "reload"])
+@pytest.mark.parametrize("way", [pytest.param("restart", marks=pytest.mark.release), "reload"])
 async def test_a_new_nats_password_is_read_from_its_file(
     nats: Nats, tmp_path: Path, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -87,6 +87,7 @@ async def fetch(url: str, **headers: str) -> tuple[int, str, Any]:
         return answer.status, answer.content_type, json.loads(await answer.read())
 
 
+@pytest.mark.release
 async def test_the_server_answers_as_its_description_says(
     dsn: str, operator_file: str, tmp_path: Path
 ) -> None:

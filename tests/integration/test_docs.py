@@ -65,6 +65,7 @@ async def test_every_query_shown_runs(postgres_dsn: str) -> None:
         await connection.close()
 
 
+@pytest.mark.release
 async def test_the_commands_of_the_first_hour_run_as_typed_with_two_models(
     postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

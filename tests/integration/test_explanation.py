@@ -140,7 +140,7 @@ async def test_damage_in_a_small_slice_explains_the_larger_ones(
         )
 
 
-@pytest.mark.parametrize("at_once", [1, 40])
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.release), 40])
 async def test_two_damaged_stores_of_a_city_are_two_incidents(
     database: Database, record: asyncpg.Connection, at_once: int
 ) -> None:
@@ -309,6 +309,7 @@ async def test_a_version_that_is_bad_from_its_first_exchange_is_compared_with_th
     assert all(one.cause != "input_shift" for one in found.values())
 
 
+@pytest.mark.release
 async def test_the_same_record_gives_the_same_explanation_however_it_is_cut(
     database: Database, record: asyncpg.Connection
 ) -> None:

@@ -434,7 +434,9 @@ def test_a_route_serves_its_slice_with_a_model_of_its_own(site: Site) -> None:
     assert " scanner=archive=sha256:" in row["candidate"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.release), (signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_the_gate_without_a_verdict_and_its_row_says_so(
     site: Site, number: signal.Signals, code: int
 ) -> None:
@@ -861,6 +863,7 @@ def test_a_model_without_traffic_is_an_error(site: Site) -> None:
     assert time.monotonic() - began_s < 60
 
 
+@pytest.mark.release
 def test_the_hours_that_were_seen_are_said_and_a_pass_waits_for_the_others(site: Site) -> None:
     """However many questions pass within seconds, the verdict is insufficient; the hours that were seen are one or two."""
     with site.traffic(served):

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.release
 def test_generated_files_are_what_the_code_says() -> None:
     """`make docs` would change nothing."""
     for path, text in pages().items():

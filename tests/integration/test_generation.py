@@ -129,6 +129,7 @@ def test_a_model_does_not_diverge_from_itself(
         np.testing.assert_allclose(_column(found, "perplexity_ratio").astype(float), 1.0, atol=1e-4)
 
 
+@pytest.mark.release
 def test_an_int8_copy_diverges_by_what_the_two_models_say(
     language_folder: Path, int8: VllmLike, fp32: VllmLike
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_quantised_copy_diverges_by_what_the_two_models_say(
         _same(of, p, q, served)
 
 
+@pytest.mark.release
 def test_a_quantised_folder_is_a_copy_and_no_reference(
     language_folder: Path, int8_folder: Path, fp32: VllmLike, int8: VllmLike
 ) -> None:

@@ -140,6 +140,7 @@ def test_pyproject_states_the_version_and_nothing_else_does(
     assert changes("## [Unreleased]\n\n- One.\n", version()) == ""
 
 
+@pytest.mark.release
 def test_a_type_checker_sees_the_types_of_an_installation(installed: Path, tmp_path: Path) -> None:
     """`py.typed` says that they may be used: what a consumer gets wrong is found, what is right is not."""
     consumer = tmp_path / "consumer.py"

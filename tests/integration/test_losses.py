@@ -251,7 +251,9 @@ class _Status:
         return done.stdout
 
 
-@pytest.mark.parametrize(("wanted", "n"), [("endless", 30), ("refuse", 30), ("cut", 30)])
+@pytest.mark.parametrize(
+    ("wanted", "n"), [("endless", 30), pytest.param("refuse", 30, marks=pytest.mark.release), ("cut", 30)]
+)
 def test_losses_at_one_sidecar_leave_the_model_of_another_alone(
     tmp_path: Path, nats_url: str, postgres_dsn: str, wanted: str, n: int
 ) -> None:

@@ -133,6 +133,7 @@ def _verifier() -> Callable[[str, bytes, str], bool]:
 @pytest.mark.skipif(
     ALERTMANAGER is None, reason="no Alertmanager is installed (Debian: prometheus-alertmanager)"
 )
+@pytest.mark.release
 async def test_one_drift_is_one_page_and_one_resolved_whatever_monitors_do(
     postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path, inbox: Inbox
 ) -> None:

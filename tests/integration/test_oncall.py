@@ -222,6 +222,7 @@ async def test_drift_is_one_page_through_a_hang_and_the_end_of_leaders_and_then_
 
 
 @needs_programs
+@pytest.mark.release
 async def test_the_page_of_a_version_ends_within_a_minute_of_its_replacement_and_comes_back_with_it(
     postgres_dsn: str,
     record: asyncpg.Connection,
@@ -269,6 +270,7 @@ async def test_the_page_of_a_version_ends_within_a_minute_of_its_replacement_and
 
 
 @needs_programs
+@pytest.mark.release
 async def test_the_page_of_an_incident_ends_while_it_is_mitigated_also_where_no_prometheus_is(
     postgres_dsn: str,
     record: asyncpg.Connection,

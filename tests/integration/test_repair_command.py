@@ -223,6 +223,7 @@ def test_a_repair_that_moves_the_damage_fails_and_names_the_other_slice(folder: 
     assert '"x-scanner": {exact: "bright"}' in route
 
 
+@pytest.mark.release
 def test_ranges_are_chosen_on_inputs_that_built_none(folder: Path, tmp_path: Path) -> None:
     """A few bright pages are glaring: ranges that hold them leave no levels to the others, so some of the values are cut off."""
     glaring = N["office"] + np.random.default_rng(11).choice(N["bright"], 60, replace=False)

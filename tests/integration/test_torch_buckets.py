@@ -102,7 +102,7 @@ class Sums(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
-@pytest.mark.parametrize("buckets", [(), (2, 4)])
+@pytest.mark.parametrize("buckets", [pytest.param((), marks=pytest.mark.release), (2, 4)])
 def test_after_the_start_nothing_is_compiled_whatever_the_length(
     tmp_path: Path, buckets: tuple[int, ...]
 ) -> None:

@@ -369,6 +369,7 @@ class _Anyone(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+@pytest.mark.release
 def test_the_answer_of_another_process_is_not_taken_for_its_own(
     memory_path: Path, postgres_dsn: str, nats_url: str
 ) -> None:

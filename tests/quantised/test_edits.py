@@ -27,7 +27,10 @@ def images() -> Images:
     return drawn(pages().held_out, 1_000, np.random.default_rng(2))
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(
+    scope="module",
+    params=["int8 by channel", *(pytest.param(name, marks=pytest.mark.release) for name in [*VARIANTS][1:])],
+)
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Make the residual network in FP32, and a candidate of one kind."""
     folder = tmp_path_factory.mktemp("edits")

@@ -39,7 +39,7 @@ SUITE = [
 ]
 
 
-@pytest.fixture(params=["triton", "kserve"])
+@pytest.fixture(params=["triton", pytest.param("kserve", marks=pytest.mark.release)])
 def server(request: pytest.FixtureRequest) -> Server:
     """Return a server that runs."""
     found: Server = request.getfixturevalue(request.param)
@@ -125,6 +125,7 @@ def test_a_model_that_is_not_there_is_said(opening: RuntimeRequest) -> None:
 
 
 @pytest.mark.parametrize("kind", [Runtime.OIP_HTTP, Runtime.OIP_GRPC])
+@pytest.mark.release
 def test_tensors_that_the_server_does_not_tell_are_configured(kserve: Server, kind: Runtime) -> None:
     """KServe's models tell theirs only where their author wrote it down."""
     opening = opening_at(kserve, kind, "linear")

@@ -325,7 +325,7 @@ def _labelled(**more: Any) -> LabelledSlice:
 @pytest.mark.parametrize(
     ("changed", "harm", "helped", "n"),
     [
-        (0.01, 0.8, 0.05, 50),
+        pytest.param(0.01, 0.8, 0.05, 50, marks=pytest.mark.release),
         (0.01, 0.5, 0.3, 50),
         pytest.param(0.05, 0.6, 0.2, 50, marks=pytest.mark.release),
         pytest.param(0.2, 0.3, 0.3, 200, marks=pytest.mark.release),

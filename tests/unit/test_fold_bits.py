@@ -14,20 +14,22 @@ from tests.support.monitor.plain_fold import PlainFold
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
+N_QUICK = 100
+
 
 @cache
-def stream() -> list[BatchRows]:
+def stream(n: int) -> list[BatchRows]:
     """Return the batches; they take a second to make, so that no process makes them which only collects."""
-    return mixed(300)
+    return mixed(n, n_noise=1800 // n)
 
 
 @cache
-def folded(kind: type[Fold], every: int) -> list[Outcome]:
-    """Return what a fold writes after each `every` batches."""
+def folded(kind: type[Fold], n: int, every: int) -> list[Outcome]:
+    """Return what a fold of `n` batches writes after each `every` of them."""
     fold = kind(CONFIG, Snapshot(position=Position()))
     fold.learn(CATALOG)
     outcomes = []
-    for number, rows in enumerate(stream(), start=1):
+    for number, rows in enumerate(stream(n), start=1):
         fold.batch(rows)
         if number % every == 0:
             outcomes.append(fold.take())
@@ -39,18 +41,26 @@ def bits(outcome: Outcome) -> bytes:
     return msgspec.msgpack.encode(msgspec.to_builtins(outcome, builtin_types=(bytes,)))
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.release), 64])
-def test_a_batch_at_a_time_is_the_same_to_the_bit_as_group_after_group(every: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "every"),
+    [
+        pytest.param(300, 1, marks=pytest.mark.release),
+        pytest.param(300, 64, marks=pytest.mark.release),
+        (N_QUICK, 16),
+    ],
+)
+def test_a_batch_at_a_time_is_the_same_to_the_bit_as_group_after_group(n: int, every: int) -> None:
     """States, verdicts, transitions, roll-ups, baselines, sessions and noise; written out after each batch, or rarely."""
-    ours, plain = folded(Fold, every), folded(PlainFold, every)
+    ours, plain = folded(Fold, n, every), folded(PlainFold, n, every)
     for number, (one, other) in enumerate(zip(ours, plain, strict=True)):
         for name in Outcome.__struct_fields__:
             assert bits(getattr(one, name)) == bits(getattr(other, name)), (name, number)
 
 
-def test_the_stream_shows_all_that_it_is_there_for() -> None:
+@pytest.mark.parametrize("n", [pytest.param(300, marks=pytest.mark.release), N_QUICK])
+def test_the_stream_shows_all_that_it_is_there_for(n: int) -> None:
     """Without these the comparison would say less than it seems to."""
-    outcomes = folded(Fold, 1)
+    outcomes = folded(Fold, n, 1)
     verdicts = Counter(row.to_verdict for one in outcomes for row in one.transitions)
     assert {Verdict.FIRING, Verdict.OK, Verdict.UNKNOWN} <= verdicts.keys()
     reasons = {row.reason.split(":")[0] for one in outcomes for row in one.transitions}

@@ -265,6 +265,7 @@ def test_what_a_replaced_version_still_shows_wakes_nobody() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_version_that_comes_back_is_watched_with_what_it_had() -> None:
     """A roll-back: its alert is open again, and ends by evidence alone."""
     fold, _, at_us = _fired()

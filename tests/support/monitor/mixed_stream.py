@@ -87,8 +87,8 @@ CATALOG = Catalog(
 )
 
 
-def mixed(n: int, *, seed: int = 11) -> list[BatchRows]:
-    """Return `n` batches."""
+def mixed(n: int, *, n_noise: int = 6, seed: int = 11) -> list[BatchRows]:
+    """Return `n` batches; those after the first third have `n_noise` measurements of noise each."""
     rng = random.Random(seed)
     found = []
     at_us = BEGIN_US
@@ -102,7 +102,7 @@ def mixed(n: int, *, seed: int = 11) -> list[BatchRows]:
         for _ in range(rng.choice((0, 3, 24, 64))):
             at_us += rng.choice((0, SECOND_US // 20, SECOND_US))
             rows += _exchange(rng, at_us + rng.choice((0, 0, 0, -SECOND_US, 5 * SECOND_US)), part)
-        noise = [_noise(rng, at_us) for _ in range(6 if part > 0.3 else 0)]
+        noise = [_noise(rng, at_us) for _ in range(n_noise if part > 0.3 else 0)]
         rows.sort(key=lambda row: (row.exchange_id, row.item))
         found.append(
             BatchRows(
