@@ -140,7 +140,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     burst
         How many items in a row, or exchanges of live traffic, are one observation, because they are alike; 1: they are not.
     burst_of
-        The attribute whose values tell bursts of live traffic apart; empty: their order does.
+        The attribute whose values tell bursts apart; empty: their order does.
     missing_hours
         Hours of the day whose traffic was not seen and that hold up a pass; empty: none do.
     """

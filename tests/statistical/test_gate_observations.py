@@ -110,6 +110,28 @@ def test_bursts_that_nobody_declared_do_not_pass_falsely(length: int) -> None:
         assert _share(before) > ALPHA
 
 
+def test_bursts_of_cameras_that_send_at_the_same_time_are_told_by_their_name() -> None:
+    """Ten cameras at a time, 20 rows each, at the budget: of 40 recordings of 400 rows none passes, and each says of what the bursts are.
+
+    Row by row more than 5 % do, so the test can fail.
+    """
+    rng, before = np.random.default_rng(9), []
+    for _ in range(40):
+        flip, x = _in_bursts(rng, 40, 20)
+        camera = np.repeat(np.arange(40), 20)
+        # Ten at a time: the rows of ten bursts in any order, and of 40 bursts the first 20.
+        mixed = np.concatenate([rng.permutation(200) + 200 * part for part in range(2)])
+        flip, x, camera = flip[mixed], x[mixed], camera[mixed]
+        items = _observed(_compared(flip, x, attributes={"camera": [f"c{number}" for number in camera]}))
+        assert (items.burst_of, items.burst) == ("camera", 20)
+        assert "items with one camera come in bursts" in " ".join(said_of(items))
+        assert _judged(items).verdict is not Outcome.PASS
+        assert _judged(items).burst_of == "camera"
+        apart = msgspec.structs.replace(items, group=np.arange(len(items.flip)))
+        before.append(_judged(apart).verdict is Outcome.PASS)
+    assert _share(before) > ALPHA
+
+
 def test_rows_that_say_something_new_each_stay_apart() -> None:
     """Of 100 recordings of independent rows in two slices that differ at most 3 % are said to have bursts: 0.5 % are expected."""
     rng, alike = np.random.default_rng(5), []

@@ -18,12 +18,15 @@ from quantdrift.models.comparators.protocol import Values
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.release.gate.found import NONE_FOUND, FoundSlices
 from quantdrift.release.gate.observations import (
+    attribute_of_bursts,
     blocks,
-    burst_of,
+    burst_of_series,
     digests_of,
     is_calibrated,
+    measures_of,
     n_copies,
     numbered,
+    visits,
 )
 from quantdrift.release.gate.offline import Compared
 
@@ -83,6 +86,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         Items that are copies of an earlier one, and those that do not count because the candidate was calibrated on them.
     burst
         How many items in a row are one observation, because neighbours are alike; 1: they are not.
+    burst_of
+        The attribute of which each burst of a value is one observation, of so many items; empty: their order tells them apart.
     """
 
     flip: Values
@@ -96,6 +101,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     n_copies: int = 0
     n_calibrated: int = 0
     burst: int = 1
+    burst_of: str = ""
 
 
 def missing_attributes(rules: Iterable[Slice], found: Iterable[Compared]) -> dict[str, str]:
@@ -144,8 +150,13 @@ def said_of(items: Observed) -> list[str]:
             f"{items.n_calibrated:,} items do not count, because the candidate was calibrated on them"
         )
     if items.burst > 1:
+        alike = (
+            f"items with one {items.burst_of} come in bursts and are alike, as in sessions: each burst, of some {items.burst}, counts as one"
+            if items.burst_of
+            else f"items next to each other are alike, as in sessions: {items.burst} in a row count as one"
+        )
         notes.append(
-            f"items next to each other are alike, as in sessions: {items.burst} in a row count as one. An array `group` says which items belong"
+            f"{alike}. An array `group` says which items belong"
             " together; with a number of its own for each item it says that none do"
         )
     return notes
@@ -186,7 +197,7 @@ def observed(
     digests = [digest for file in found for digest in digests_of(file.items.inputs)]
     calibrated = is_calibrated(digests, calibration)
     members_of = {name: np.array(items, dtype=np.intp) for name, items in members.items()}
-    copy, group, burst = numbered(digests), _groups(found), 1
+    copy, group, burst, attribute = numbered(digests), _groups(found), 1, ""
     divergence = np.concatenate([file.divergence for file in found])
     if all(file.items.groups is None for file in found):
         stratum = _strata(members_of, len(digests))
@@ -201,10 +212,19 @@ def observed(
         first = np.zeros(len(digests), dtype=np.bool_)
         first[np.unique(copy, return_index=True)[1]] = True
         rows = np.flatnonzero(first & ~calibrated)
-        burst = burst_of(
-            {name: array[rows] for name, array in inputs.items()}, divergence[rows], stratum[rows]
+        series = measures_of({name: array[rows] for name, array in inputs.items()}, divergence[rows])
+        attributes = _attributes(found)
+        attribute, is_all = attribute_of_bursts(
+            series,
+            stratum[rows],
+            {key: [values[row] for row in rows] for key, values in attributes.items()},
         )
-        group = blocks(stratum, burst) if burst > 1 else group
+        burst = 1 if is_all else burst_of_series(series, stratum[rows])
+        if burst > 1:
+            attribute, group = "", blocks(stratum, burst)
+        elif attribute:
+            group, is_over = visits(attributes[attribute])
+            burst = max(round(len(group) / len(is_over)), 2)
     return Observed(
         flip=np.concatenate([file.flip for file in found]),
         divergence=divergence,
@@ -216,7 +236,14 @@ def observed(
         n_copies=n_copies(copy),
         n_calibrated=int(calibrated.sum()),
         burst=burst,
+        burst_of=attribute,
     )
+
+
+def _attributes(found: Sequence[Compared]) -> dict[str, list[str]]:
+    """Return the values of the attributes that all files have, by key : (items,) each."""
+    keys = sorted(set.intersection(*(set(file.items.attributes) for file in found)))
+    return {key: [value for file in found for value in file.items.attributes[key]] for key in keys}
 
 
 def _strata(members: Mapping[str, IntArray], n_items: int) -> IntArray:
@@ -279,6 +306,7 @@ def judge(
         n_copies=items.n_copies,
         n_calibrated=items.n_calibrated,
         burst=items.burst,
+        burst_of=items.burst_of,
     )
 
 

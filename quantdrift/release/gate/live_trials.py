@@ -22,25 +22,22 @@ Not seen
     them apart: of ten at a time some thousand exchanges are needed.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from quantdrift.drift.dependence import APART, MOST_KEYS, burst_gap, come_near
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.gate import Trial
 from quantdrift.facts.gate import Outcome
 from quantdrift.release.gate.observations import (
     LEAST_ROWS,
+    attribute_of_bursts,
     blocks,
     burst_of_series,
-    is_above_chance,
     numbered,
-    rows_of_strata,
-    scores_of,
+    visits,
 )
 
 FALSE_SHARE: Final = 0.003
@@ -50,13 +47,6 @@ MOST_REMEMBERED: Final = 20_000
 _AGAIN: Final = 1.5  # times as many exchanges, from which on bursts are looked for again
 _COUNTED_AGAIN: Final = 1.02  # times as many, from which on bursts are counted again
 _MOST_SLICES: Final = 100  # those with the most exchanges are tested for themselves
-_LEAST_VALUES: Final = (
-    10  # of an attribute, that come at least twice: with fewer it names groups of users, not users
-)
-_LARGEST_SHARE: Final = 0.1  # of one value
-_NEAR: Final = 16  # exchanges apart
-_LEAST_PAIRS: Final = 20  # more than that
-_LAGS: Final = 8  # exchanges of one burst apart
 _ALONE: Final = -1  # of no remembered exchange: a declared session
 _LABELLED: Final = -2  # its label came later, and says not of which exchange
 
@@ -203,7 +193,7 @@ class LiveTrials:
         if not self._attribute and self._length == 1:
             return
         if self._attribute:
-            group, is_over = _visits(self._values_of(self._attribute))
+            group, is_over = visits(self._values_of(self._attribute))
         else:
             group = blocks(stratum, self._length)
             is_over = np.bincount(group, minlength=1) == self._length
@@ -224,49 +214,16 @@ class LiveTrials:
     def _search(self, stratum: IntArray) -> None:
         """Look for bursts in what is remembered: those of an attribute, where their own order shows no others, else those of the order."""
         series = list(np.array(self._measures, dtype=np.float64).T)
-        attribute = self._alike_attribute(series, stratum)
-        if attribute:
-            group, _ = _visits(self._values_of(attribute))
-            _, first, sizes = np.unique(group, return_index=True, return_counts=True)
-            order = np.argsort(first)
-            means = [(np.bincount(group, values) / sizes)[order] for values in series]
-            if burst_of_series(means, stratum[first[order]], false_share=FALSE_SHARE) == 1:
-                self._attribute = attribute
-                return
+        values = {key: self._values_of(key) for key in sorted(self._values)}
+        attribute, is_all = attribute_of_bursts(series, stratum, values, false_share=FALSE_SHARE)
+        if is_all:
+            self._attribute = attribute
+            return
         length = self._length_of_order(series, stratum)
         if length > 1:
             self._attribute, self._length = "", max(self._length, length)
         elif attribute:
             self._attribute = attribute
-
-    def _alike_attribute(self, series: Sequence[FloatArray], stratum: IntArray) -> str:
-        """Return the attribute whose bursts are most alike; empty: none is more than by chance."""
-        keys = [key for key in sorted(self._values) if _come_in_bursts(self._values_of(key))][:MOST_KEYS]
-        if not keys or not series:
-            return ""
-        strata = rows_of_strata(stratum)
-        level = FALSE_SHARE / (len(keys) * len(series))
-        scores = np.zeros((len(series), self._n))
-        for score, values in zip(scores, series, strict=True):
-            for rows in strata:
-                score[rows] = scores_of(values[rows])
-        alike: dict[str, float] = {}
-        for key in keys:
-            group, _ = _visits(self._values_of(key))
-            order = np.argsort(group, kind="stable")
-            ordered, members = scores[:, order], group[order]
-            total, n_pairs = np.zeros(len(series)), 0.0
-            for lag in range(1, _LAGS + 1):
-                together = members[lag:] == members[:-lag]
-                total += (ordered[:, lag:] * ordered[:, :-lag] * together).sum(axis=1)
-                n_pairs += float(together.sum())
-            sizes = np.bincount(group).astype(np.float64)
-            triples = np.minimum(sizes * (sizes - 1) * (sizes - 2), sizes * 3 * _LAGS * (_LAGS - 1))
-            if is_above_chance(
-                float(total.max()), n_pairs=n_pairs, n_triples=float(triples.sum()), level=level
-            ):
-                alike[key] = float(total.max()) / n_pairs**0.5
-        return max(alike, key=alike.__getitem__, default="")
 
     def _length_of_order(self, series: Sequence[FloatArray], stratum: IntArray) -> int:
         """Return how many exchanges in a row are alike, over all or in a slice that is large enough to tell; 1: none."""
@@ -314,35 +271,3 @@ def _outcome(trials: Sequence[Trial]) -> Outcome:
     if any(trial.failed for trial in trials):
         return Outcome.FAIL
     return Outcome.PASS if all(trial.passed for trial in trials) else Outcome.INSUFFICIENT
-
-
-def _come_in_bursts(values: Sequence[str]) -> bool:
-    """Return whether an attribute has many values, each of which comes more often near itself than in a random order."""
-    sizes = Counter(value for value in values if value)
-    if sum(size > 1 for size in sizes.values()) < _LEAST_VALUES or max(sizes.values()) > _LARGEST_SHARE * len(
-        values
-    ):
-        return False
-    return come_near(values, _NEAR, least=_LEAST_PAIRS)
-
-
-def _visits(values: Sequence[str]) -> tuple[IntArray, BoolArray]:
-    """Return the number of the burst of each exchange, (exchanges,), and which bursts are over, (bursts,).
-
-    A burst of a value is over when the value did not come for long (`burst_gap`). An
-    exchange without a value is a burst of its own.
-    """
-    longest = burst_gap(values, least=1, most=APART)
-    group = np.empty(len(values), dtype=np.intp)
-    ends: list[int] = []
-    open_bursts: dict[str, int] = {}
-    for place, value in enumerate(values):
-        number = open_bursts.get(value) if value else None
-        if number is None or place - ends[number] > longest:
-            number = open_bursts[value] = len(ends)
-            ends.append(place)
-        group[place], ends[number] = number, place
-    has_value = np.array([bool(value) for value in values])
-    is_over = len(values) - 1 - np.array(ends) > longest
-    is_over[group[~has_value]] = True
-    return group, is_over

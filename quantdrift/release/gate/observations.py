@@ -1,14 +1,15 @@
 """Which recorded rows are evidence of their own: copies are one observation, and so are rows next to each other that are alike.
 
-The gate's bounds are for observations that say something new each. Three things break that, and each is looked for:
+The gate's bounds are for observations that say something new each. What breaks that is looked for:
 
 | in the recording | what is done |
 |---|---|
 | rows whose inputs are equal to the bit | in each slice they count once |
 | rows that the candidate was calibrated on, by their digests | they do not count |
 | neighbours that are alike, as of a session that nobody declared | so many rows in a row are one observation |
+| rows with one value of an attribute that comes in bursts are alike | each burst of a value is one observation |
 
-Assumption of the third (H0)
+Assumption of the last two (H0)
     Rows of the same slices are exchangeable in the order of the file.
 Evidence
     Normal scores of the ranks of five numbers of each row: the divergence, and four random projections of the inputs. The sum of the
@@ -27,6 +28,7 @@ Source
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -35,6 +37,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import gammainccinv, ndtri
 
+from quantdrift.drift.dependence import APART, MOST_KEYS, burst_gap, come_near
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.models.tensors.arrays import Array
 
@@ -48,6 +51,13 @@ _ROWS_OF_WINDOW: Final = 4  # in a stratum, times the window
 _STANDARD_ERRORS: Final = 1.0
 _LEAST_ALIKE: Final = 0.02  # autocorrelation: what is below it hardly changes the spread of a mean
 _LEAST_SKEW: Final = 1e-3  # with less it is a normal law
+_LEAST_VALUES: Final = (
+    10  # of an attribute, that come at least twice: with fewer it names groups of users, not users
+)
+_LARGEST_SHARE: Final = 0.1  # of one value
+_NEAR: Final = 16  # exchanges apart
+_LEAST_PAIRS: Final = 20  # more than that
+_LAGS_OF_VALUE: Final = 8  # exchanges of one burst apart
 _DIGEST_BYTES: Final = 16
 
 
@@ -95,29 +105,28 @@ def united(group: IntArray, copy: IntArray) -> IntArray:
     return np.asarray(parts[first], dtype=np.intp)
 
 
-def burst_of(inputs: Mapping[str, Array], divergence: FloatArray, stratum: IntArray, *, seed: int = 1) -> int:
-    """Return how many rows in a row are one observation: 1 where neighbours are not alike.
+def measures_of(inputs: Mapping[str, Array], divergence: FloatArray, *, seed: int = 1) -> list[FloatArray]:
+    """Return the numbers of each row that rows of one burst may share : (rows,) each.
 
     Parameters
     ----------
     inputs, divergence
         Of each row, in the order of the recording.
-    stratum
-        (rows,) a number that rows of the same slices share: only these are compared with each other.
     """
-    series = [np.nan_to_num(divergence), *_projected(inputs, len(divergence), np.random.default_rng(seed))]
-    return burst_of_series(series, stratum, seed=seed)
+    return [np.nan_to_num(divergence), *_projected(inputs, len(divergence), np.random.default_rng(seed))]
 
 
 def burst_of_series(
     series: Sequence[FloatArray], stratum: IntArray, *, false_share: float = FALSE_SHARE, seed: int = 1
 ) -> int:
-    """Return the same for numbers of each row.
+    """Return how many rows in a row are one observation: 1 where neighbours are not alike.
 
     Parameters
     ----------
     series
         (rows,) each: numbers that neighbours may share.
+    stratum
+        (rows,) a number that rows of the same slices share: only these are compared with each other.
     false_share
         As `FALSE_SHARE`.
     """
@@ -131,6 +140,91 @@ def burst_of_series(
                 longest = max(longest, _length(scores, window // 2))
                 break
     return longest
+
+
+def attribute_of_bursts(
+    series: Sequence[FloatArray],
+    stratum: IntArray,
+    attributes: Mapping[str, Sequence[str]],
+    *,
+    false_share: float = FALSE_SHARE,
+) -> tuple[str, bool]:
+    """Return the attribute whose bursts are most alike, and whether they are all that is: bursts one after the other are not alike.
+
+    Parameters
+    ----------
+    series, stratum
+        As of `burst_of_series`.
+    attributes
+        (rows,) the values of each attribute, by its key; empty: it has none. Those that do not come in bursts are not looked at.
+    false_share
+        Share of sets of independent rows, at most, of which an attribute is returned; else it is empty.
+    """
+    keys = [key for key, values in attributes.items() if _come_in_bursts(values)][:MOST_KEYS]
+    if not keys or not series:
+        return "", False
+    level = false_share / (len(keys) * len(series))
+    scores = np.zeros((len(series), len(stratum)))
+    for score, values in zip(scores, series, strict=True):
+        for rows in rows_of_strata(stratum):
+            score[rows] = scores_of(values[rows])
+    alike: dict[str, float] = {}
+    for key in keys:
+        group, _ = visits(attributes[key])
+        order = np.argsort(group, kind="stable")
+        ordered, members = scores[:, order], group[order]
+        total, n_pairs = np.zeros(len(series)), 0.0
+        for lag in range(1, _LAGS_OF_VALUE + 1):
+            together = members[lag:] == members[:-lag]
+            total += (ordered[:, lag:] * ordered[:, :-lag] * together).sum(axis=1)
+            n_pairs += float(together.sum())
+        sizes = np.bincount(group).astype(np.float64)
+        triples = np.minimum(
+            sizes * (sizes - 1) * (sizes - 2), sizes * 3 * _LAGS_OF_VALUE * (_LAGS_OF_VALUE - 1)
+        )
+        largest, n_triples = float(total.max()), float(triples.sum())
+        if is_above_chance(largest, n_pairs=n_pairs, n_triples=n_triples, level=level):
+            alike[key] = largest / n_pairs**0.5
+    attribute = max(alike, key=alike.__getitem__, default="")
+    if not attribute:
+        return "", False
+    group, _ = visits(attributes[attribute])
+    _, first, counts = np.unique(group, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    means = [(np.bincount(group, values) / counts)[order] for values in series]
+    return attribute, burst_of_series(means, stratum[first[order]], false_share=false_share) == 1
+
+
+def _come_in_bursts(values: Sequence[str]) -> bool:
+    """Return whether an attribute has many values, each of which comes more often near itself than in a random order."""
+    sizes = Counter(value for value in values if value)
+    if sum(size > 1 for size in sizes.values()) < _LEAST_VALUES or max(sizes.values()) > _LARGEST_SHARE * len(
+        values
+    ):
+        return False
+    return come_near(values, _NEAR, least=_LEAST_PAIRS)
+
+
+def visits(values: Sequence[str]) -> tuple[IntArray, BoolArray]:
+    """Return the number of the burst of each exchange, (exchanges,), and which bursts are over, (bursts,).
+
+    A burst of a value is over when the value did not come for long (`burst_gap`). An
+    exchange without a value is a burst of its own.
+    """
+    longest = burst_gap(values, least=1, most=APART)
+    group = np.empty(len(values), dtype=np.intp)
+    ends: list[int] = []
+    open_bursts: dict[str, int] = {}
+    for place, value in enumerate(values):
+        number = open_bursts.get(value) if value else None
+        if number is None or place - ends[number] > longest:
+            number = open_bursts[value] = len(ends)
+            ends.append(place)
+        group[place], ends[number] = number, place
+    has_value = np.array([bool(value) for value in values])
+    is_over = len(values) - 1 - np.array(ends) > longest
+    is_over[group[~has_value]] = True
+    return group, is_over
 
 
 def rows_of_strata(stratum: IntArray) -> list[IntArray]:
