@@ -5,6 +5,9 @@
 A fleet of 4,000 signals with 0.1 false pages in 30 days, as `benchmarks.detection`. The traffic of a slice decides how much of that each of its
 exchanges has, so the threshold in exchanges grows with it: by the logarithm, less than one might think. Learned baselines are changed as soon as
 they are live, and long after. A run misses where it has not paged within 30,000 exchanges of the change.
+
+Beside the flips stands what is missed by an oracle. It is told both rates and the law, and not when: its evidence is the sum, over all moments of
+the change, of the likelihood of the past at the rate before, over that at the lowest rate from which the later one is no change.
 """
 
 import argparse
@@ -23,9 +26,10 @@ from quantdrift.drift.evidence.observations import FloatArray
 PER_DAY: Final = (1_000, 10_000, 100_000)
 HORIZON: Final = 30_000
 BUDGET_M: Final = 0.01
-_DAY_S: Final = 86_400.0
+_DAY_S: Final = 86_400
 _PART: Final = 500
 _WEEK, _BAD = 7, 2
+_NIGHT = 1 / 3
 Draw = Callable[[np.random.Generator, tuple[int, int]], FloatArray]
 
 
@@ -79,6 +83,17 @@ def _pareto_above(index: float) -> Draw:
     return draw
 
 
+def _pareto_top(index: float) -> Draw:
+    """Return values of which the largest 5 % are of a Pareto law, and the others log-normal."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> FloatArray:
+        x, edge = np.exp(1.1 * rng.normal(size=shape) - 5.72), np.exp(1.1 * 1.645 - 5.72)
+        return np.where(x > edge, edge * rng.random(shape) ** (-1.0 / index), x)
+
+    return draw
+
+
+FLIPS: Final = ((0.01, 0.02), (0.01, 0.03), (0.02, 0.04), (0.02, 0.06), (0.01, 0.05))
 _SOON, _LATER, _TAIL_SOON = 6_000, 40_000, 32_000
 EFFECTS: Final = (
     *(
@@ -99,7 +114,7 @@ EFFECTS: Final = (
             before=_flips(before),
             after=_flips(after),
         )
-        for before, after in ((0.01, 0.02), (0.01, 0.03), (0.02, 0.04), (0.02, 0.06), (0.01, 0.05))
+        for before, after in FLIPS
         for how, n in (("soon after live", _SOON), ("after 40,000", _LATER))
     ),
     *(
@@ -108,6 +123,7 @@ EFFECTS: Final = (
             ("the largest 1 % three times as large", _log_normal(1.0), _log_normal(3.0)),
             ("the largest 1 % twice as large", _log_normal(1.0), _log_normal(2.0)),
             ("all values of a Pareto law, index 2.6 to 1.6", _pareto(2.6), _pareto(1.6)),
+            ("the largest 5 % of a Pareto law, index 2.6 to 1.6", _pareto_top(2.6), _pareto_top(1.6)),
             ("the largest 1 % of a Pareto law, index 2.6 to 1.6", _pareto_above(2.6), _pareto_above(1.6)),
             ("the largest 1 % of a Pareto law, index 2.6 to 1.2", _pareto_above(2.6), _pareto_above(1.2)),
         )
@@ -135,18 +151,37 @@ def delays(effect: Effect, runs: int, *, seed: int) -> dict[int, FloatArray]:
     return delays_of
 
 
-def bad_days(runs: int, rate: float, *, seed: int) -> FloatArray:
-    """Return per run the day of the page of a learned baseline at 1,000 a day, of ten weeks in which two days of seven flip 2.5 times as often.
+def oracle_missed(before: float, after: float, n_before: int, runs: int, *, seed: int) -> dict[int, float]:
+    """Return per traffic of a day the share of runs in which somebody who is told both rates, and not when, does not page."""
+    rng, least = np.random.default_rng(seed), after / (1.0 + Monitor().tolerance)
+    evidence = np.full(runs, -np.inf)
+    if least > before:
+        won = np.log(before / least), np.log((1.0 - before) / (1.0 - least))
+        for run in range(runs):
+            flips = rng.random(n_before + HORIZON) < np.repeat((before, after), (n_before, HORIZON))
+            evidence[run] = np.logaddexp.reduce(np.cumsum(np.where(flips, *won)))
+    return {per_day: float((evidence < np.log(PRODUCTION * per_day / _DAY_S)).mean()) for per_day in PER_DAY}
 
-    It was learned in six weeks. `rate`: of the other days, and before.
+
+def bad_times(runs: int, rate: float, *, night: bool, seed: int) -> FloatArray:
+    """Return per run the day of the page of a learned baseline at 1,000 a day, of ten weeks in which flips are 2.5 times as many at bad times.
+
+    These are two days of seven, from six in the evening on, or eight hours of each night, from ten on. It was learned in six weeks. `rate`: of the other
+    times, and before.
     """
     rng, day_n = np.random.default_rng(seed), PER_DAY[0]
-    detector, days = learned("change", Monitor().tolerance, runs), np.full(runs, np.inf)
+    apart_us = _DAY_S * 1_000_000 // day_n
+    detector, days = (
+        learned("change", Monitor().tolerance, runs, apart_us=apart_us),
+        np.full(runs, np.inf),
+    )
     for _ in range(6 * _WEEK):
         detector.follow(_flips(rate)(rng, (day_n, runs)))
+    hours = np.arange(day_n) / day_n
     for day in range(10 * _WEEK):
-        today = 2.5 * rate if day % _WEEK < _BAD else rate
-        hit = detector.follow(_flips(today)(rng, (day_n, runs))) >= PRODUCTION * day_n / _DAY_S
+        bad = (hours + 2 / 24) % 1.0 < _NIGHT if night else (day + hours - 0.75) % _WEEK < _BAD
+        today = rng.random((day_n, runs)) < rate * np.where(bad, 2.5, 1.0)[:, None]
+        hit = detector.follow(today.astype(np.float64)) >= PRODUCTION * day_n / _DAY_S
         np.minimum(days, np.where(hit.any(axis=0), day + 1.0, np.inf), out=days)
     return days
 
@@ -165,12 +200,26 @@ def main(*, quick: bool, seed: int = 274) -> None:
             took = f"{median:,.0f} ({median / per_day:.2g} days)" if np.isfinite(median) else "not found"
             cells.append(took + (f", {missed:.0%} missed" if missed else ""))
         print(f"| {effect.name} | " + " | ".join(cells) + " |", flush=True)
-    for rate in (0.01, 0.02):
-        days = bad_days(8 if quick else 24, rate, seed=seed)
-        name = f"two bad days of seven, {100 * rate:g} to {250 * rate:g} %"
+    for before, after in FLIPS:
+        missed_of = oracle_missed(before, after, _SOON, 40 if quick else 400, seed=seed)
+        name = f"{100 * before:g} to {100 * after:g} %, soon after live"
+        figures |= {
+            f"{name}: missed by the oracle, {per_day} a day": lost for per_day, lost in missed_of.items()
+        }
+        print(
+            f"{name}: the oracle misses " + ", ".join(f"{lost:.0%}" for lost in missed_of.values()),
+            flush=True,
+        )
+    for rate, night in ((0.01, False), (0.02, False), (0.01, True)):
+        days = bad_times(8 if quick else 24, rate, night=night, seed=seed)
+        when = "eight hours of each night" if night else "two bad days of seven"
+        name = f"{when}, {100 * rate:g} to {250 * rate:g} %"
         shares = {weeks: float((days <= weeks * _WEEK).mean()) for weeks in (4, 10)}
         figures |= {f"{name}: found in {weeks} weeks": share for weeks, share in shares.items()}
-        print(f"{name}, {PER_DAY[0]:,} a day: {shares[4]:.0%} found in four weeks, {shares[10]:.0%} in ten")
+        print(
+            f"{name}, {PER_DAY[0]:,} a day: {shares[4]:.0%} found in four weeks, {shares[10]:.0%} in ten",
+            flush=True,
+        )
     finish("defaults", figures, [])
 
 

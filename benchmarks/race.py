@@ -63,7 +63,7 @@ class Passages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shipped:
-    """A shipped detector, on the sample clock: mass 1 per group, one group per second.
+    """A shipped detector, on the sample clock: mass 1 per group.
 
     Parameters
     ----------
@@ -75,25 +75,30 @@ class Shipped:
         Turns (steps, runs) values into (steps, runs, width) group values.
     runs
         How many.
+    apart_us
+        Time from group to group: of the traffic, where the hour or the day matters.
     """
 
-    def __init__(self, detector: Detector, state: FloatArray, observe: Observe, runs: int) -> None:
+    def __init__(
+        self, detector: Detector, state: FloatArray, observe: Observe, runs: int, *, apart_us: int = SECOND_US
+    ) -> None:
         self.states = np.tile(state, (runs, 1))
         self._detector = detector
         self._observe = observe
+        self._apart_us = apart_us
         self._n = 0
 
     def follow(self, x: FloatArray) -> FloatArray:
         """Return the page evidence after each step, (steps, runs); the copies are never reset."""
         at = np.broadcast_to(np.arange(self._n + 1.0, self._n + 1 + len(x))[:, None], x.shape)
         block = ObservationBlock(
-            x=self._observe(x), seen=np.ones(x.shape, dtype=np.bool_), mass=at, at_us=at * SECOND_US
+            x=self._observe(x), seen=np.ones(x.shape, dtype=np.bool_), mass=at, at_us=at * self._apart_us
         )
         path = self._detector.run(self.states, block)
         self.states = path.stopped(np.full(x.shape[1], len(x) - 1))
         self._n += len(x)
         for state in self.states:
-            self._detector.tend(state, mass=float(self._n), at_us=self._n * SECOND_US)
+            self._detector.tend(state, mass=float(self._n), at_us=self._n * self._apart_us)
         return path.page
 
     def keep(self, runs: BoolArray) -> None:
@@ -127,10 +132,10 @@ def known(budget: float, runs: int) -> Shipped:
     return Shipped(BUDGET, state, budgeted, runs)
 
 
-def learned(kind: str, tau: float, runs: int) -> Shipped:
+def learned(kind: str, tau: float, runs: int, *, apart_us: int = SECOND_US) -> Shipped:
     """Return a detector that learns its baseline from the stream itself."""
     state = LEARNERS[kind].fresh(tau=tau, scale=1.0, mass=0.0, at_us=0)
-    return Shipped(DETECTORS[kind], state, OBSERVE[kind], runs)
+    return Shipped(DETECTORS[kind], state, OBSERVE[kind], runs, apart_us=apart_us)
 
 
 def race(
