@@ -1,5 +1,8 @@
 """What every detector must do, whatever its kind: one line in `tests.detectors` for a new one."""
 
+import struct
+import zlib
+
 import msgspec
 import numpy as np
 import pytest
@@ -104,7 +107,8 @@ def test_a_state_of_another_version_or_kind_is_refused_by_name(kind: str) -> Non
     blob = dump_state(kind, EXAMPLES[kind].live())
     size = DETECTORS[kind].size
     for wrong, message in (
-        (blob[:2] + bytes((VERSION - 1,)) + blob[3:], f"version {VERSION - 1}"),
+        (blob[:2] + bytes((VERSION - 2,)) + blob[3:], f"version {VERSION - 2}"),
+        (blob[:2] + bytes((VERSION - 1,)) + blob[3:], "checksum|bytes"),
         (blob[:2] + bytes((VERSION + 1,)) + blob[3:], f"version {VERSION + 1}"),
         (dump_state("other", EXAMPLES[kind].live()), "of kind"),
         (blob[:-8], "bytes"),
@@ -112,6 +116,19 @@ def test_a_state_of_another_version_or_kind_is_refused_by_name(kind: str) -> Non
     ):
         with pytest.raises(OperatorError, match=message):
             load_state(kind, wrong, size)
+
+
+def test_a_state_of_the_release_before_goes_on_with_what_it_knows() -> None:
+    """A `change` state was shorter: bets on recurring hours begin at 0, and all else is as it was stored."""
+    live = EXAMPLES["change"].live()
+    body = live[:483].astype("<f8").tobytes()
+    head = b"QD" + bytes((2, 6)) + b"change" + struct.pack("<I", 483)
+    blob = head + zlib.crc32(body, zlib.crc32(head)).to_bytes(4, "little") + body
+    state = load_state("change", blob, DETECTORS["change"].size)
+    assert state[:483].tobytes() == live[:483].tobytes()
+    assert not state[483:].any()
+    with pytest.raises(OperatorError, match="bytes"):
+        load_state("change", blob[:2] + bytes((VERSION,)) + blob[3:], DETECTORS["change"].size)
 
 
 @KINDS

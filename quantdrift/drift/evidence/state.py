@@ -2,6 +2,8 @@
 
 Layout, little-endian: `QD`, version (1 byte), length of the kind (1 byte), kind (ASCII), number of values (4 bytes),
 CRC-32 of everything else (4 bytes), values (float64).
+
+A state of the version before is read, too: where a kind has grown since, what it has at its end begins at 0.
 """
 
 import struct
@@ -14,7 +16,9 @@ import numpy as np
 from quantdrift.core.errors import OperatorError
 from quantdrift.drift.evidence.observations import FloatArray
 
-VERSION = 2
+VERSION = 3
+_BEFORE = 2
+_SIZES_BEFORE = {"change": 483}  # of the kinds that have grown since
 _MAGIC = b"QD"
 
 
@@ -55,7 +59,7 @@ def load_state(kind: str, blob: bytes, size: int) -> FloatArray:
     """
     if blob[:2] != _MAGIC or len(blob) < 4:
         raise OperatorError("a detector state in the store is damaged (no header): restore it from a backup")
-    if blob[2] != VERSION:
+    if blob[2] not in {VERSION, _BEFORE}:
         raise OperatorError(
             f"a detector state in the store has version {blob[2]}, this program reads version {VERSION}: "
             "run the version that wrote it, or upgrade"
@@ -64,11 +68,14 @@ def load_state(kind: str, blob: bytes, size: int) -> FloatArray:
     name, rest = blob[4 : 4 + n_name], blob[4 + n_name :]
     if name != kind.encode("ascii"):
         raise OperatorError(f"a detector state in the store is of kind {name!r}, expected {kind!r}")
-    if len(rest) != 8 + 8 * size:
+    stored = _SIZES_BEFORE.get(kind, size) if blob[2] == _BEFORE else size
+    if len(rest) != 8 + 8 * stored:
         raise OperatorError(
-            f"a {kind} state in the store is damaged: {len(rest)} bytes where {8 + 8 * size} belong"
+            f"a {kind} state in the store is damaged: {len(rest)} bytes where {8 + 8 * stored} belong"
         )
     length, check = struct.unpack_from("<II", rest)
-    if length != size or check != zlib.crc32(rest[8:], zlib.crc32(blob[: 8 + n_name])):
+    if length != stored or check != zlib.crc32(rest[8:], zlib.crc32(blob[: 8 + n_name])):
         raise OperatorError(f"a {kind} state in the store is damaged: its checksum does not fit")
-    return np.frombuffer(rest, "<f8", offset=8).astype(np.float64)
+    state = np.zeros(size)
+    state[:stored] = np.frombuffer(rest, "<f8", offset=8)
+    return state

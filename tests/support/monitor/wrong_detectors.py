@@ -14,7 +14,7 @@ from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 
 _BORN = baseline_state.ROWS.start + baseline_state.BORN * baseline_state.ROW
-_CHANGE = ((bets, "factors"), (run, "_follow"))
+_CHANGE = ((bets, "factors"), (run, "_see"), (run, "_evidence"), (run, "_follow"))
 _BUDGET = ((recovery, "reflect"), (budget, "see"), (budget, "_follow"))
 _TAIL = (
     (rank, "e_values"),

@@ -18,6 +18,11 @@ Frozen: `pi_h = min(1, (1 + tau) U_h)`, U_h the upper bound that was fixed when 
 y and s, so its mean is at most 1 while the stratum's mean is at most pi_h: a budget (`quantdrift.drift.detectors.budget`) with
 rates (r - 1) / (1 + (r - 1) pi_h).
 
+A change that comes and goes, on two days of each week or at night, is lost on these: what they win while it is there they lose
+in between. So a part of the capital bets r = 2 on all strata at recurring hours alone, and nothing outside of them: a factor
+of 1 at times that are fixed beforehand keeps the mean at most 1. What was allowed in between is staked when they begin. The
+hours overlap, so that some fit what returns in any time zone (`within`).
+
 Sources: the e-value of a likelihood ratio with a plug-in null, made valid by the one added event; Shin, Ramdas,
 Rinaldo, arXiv 2203.03532 for the procedure it feeds.
 """
@@ -26,6 +31,7 @@ import numpy as np
 
 from quantdrift.drift.detectors.change import baseline_state
 from quantdrift.drift.detectors.change.baseline import N_STRATA
+from quantdrift.drift.evidence.clock import DAY_US, WEEK_US
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.numba_cache import compiled
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
@@ -42,6 +48,14 @@ LEARNED_SHARE = 2 / 3  # of all capital, to the learned half
 SINGLE = np.array((3.0, 10.0, 40.0, 150.0))
 HALF = len(COMMON) + N_STRATA * len(SINGLE)
 N_BETS = 2 * HALF  # learned before frozen; in each the common ones, then stratum by stratum
+# Recurring hours, in UTC: two days of the week from each half day on, and nine hours of the day from each third hour on.
+_HALF_DAYS, _PARTS = 14, 8  # of a week, of a day
+_HALF_DAY_US, _PART_US = DAY_US / 2, DAY_US / _PARTS
+_TWO_DAYS, _NIGHT = 4, 3  # half days, parts
+N_RECURRING = _HALF_DAYS + _PARTS
+RECURRING_SHARE = 0.15  # of all capital, to all of them alike: it costs the other bets ln 1.18
+_LEARNED_BET = int(np.flatnonzero(COMMON == 2.0)[0])  # the bet that is made at these hours
+_FROZEN_BET = HALF + int(np.flatnonzero(COMMON_FROZEN == 2.0)[0])
 _N_COMMON, _N_SINGLE = len(COMMON), len(SINGLE)
 _CUTS, _BOUNDS = baseline_state.CUTS.start, baseline_state.BOUNDS.start
 
@@ -108,8 +122,29 @@ def gain(half: FloatArray, common: FloatArray, stratum: int, cell: tuple[float, 
 
 
 @compiled
+def moment(at_us: float) -> tuple[int, int]:
+    """Return the half day of the week and the part of the day of a time, microseconds since 1970."""
+    return int(at_us % WEEK_US // _HALF_DAY_US), int(at_us % DAY_US // _PART_US)
+
+
+@compiled
+def within(hours: int, half_day: int, part: int) -> bool:
+    """Return whether a `moment` is in one of the recurring hours, 0 to `N_RECURRING`."""
+    if hours < _HALF_DAYS:
+        return (half_day - hours) % _HALF_DAYS < _TWO_DAYS
+    return (part - hours + _HALF_DAYS) % _PARTS < _NIGHT
+
+
+@compiled
+def recurring_factor(state: FloatArray, factor: FloatArray) -> float:
+    """Return the factor of the bets on recurring hours for a group in them; against the frozen null where the baseline is fixed."""
+    bet: float = factor[_FROZEN_BET if state[baseline_state.STAGE] == baseline_state.FIXED else _LEARNED_BET]
+    return bet
+
+
+@compiled
 def weigh(state: FloatArray, weight: FloatArray) -> None:
-    """Write the weight of each bet in the evidence, (N_BETS,), 1 in sum; 0 for one that still learns.
+    """Write the weight of each bet at all times in their evidence, (N_BETS,), 1 in sum; 0 for one that still learns.
 
     Two thirds for the learned and a third for the frozen bets (all for these once the baseline is fixed by hand); of
     either a tenth for the bets on each stratum alone, and the rest for the common ones. Where there is but one stratum

@@ -37,11 +37,13 @@ MIRROR = slice(FLOOR_X.stop, FLOOR_X.stop + len(resolve.BETS))
 MIRROR_M = slice(MIRROR.stop, MIRROR.stop + N_STRATA)  # per stratum, (1 + tau) times the baseline at onset
 MIRRORED = slice(MIRROR_M.stop, MIRROR_M.stop + N_STRATA)  # 1.0 for strata that must recover
 WINDOWS = slice(MIRRORED.stop, MIRRORED.stop + window.PLAIN_SIZE)
-SIZE = WINDOWS.stop
+RECURRING = slice(WINDOWS.stop, WINDOWS.stop + bets.N_RECURRING)  # bets of the page copy on recurring hours
+SIZE = RECURRING.stop
 # Start indices, since compiled code cannot use slices of the module.
 _PAGE, _TICKET, _CUSUM = PAGE.start, TICKET.start, CUSUM.start
 _FLOOR_AT, _FLOOR_N, _FLOOR_X = FLOOR_AT.start, FLOOR_N.start, FLOOR_X.start
 _MIRROR, _MIRROR_M, _MIRRORED, _WINDOWS = MIRROR.start, MIRROR_M.start, MIRRORED.start, WINDOWS.start
+_RECURRING = RECURRING.start
 _LIVE = baseline_state.ROWS.start + baseline_state.LIVE * baseline_state.ROW
 
 
@@ -124,6 +126,11 @@ def _see(state: FloatArray, factor: FloatArray, x: float, given: float, at_us: f
     n, total = state[N], state[X]
     for bet in range(bets.N_BETS):
         state[_PAGE + bet] = (state[_PAGE + bet] + given) * factor[bet]
+    while_there = bets.recurring_factor(state, factor)
+    half_day, part = bets.moment(at_us)
+    for hours in range(bets.N_RECURRING):
+        won = while_there if bets.within(hours, half_day, part) else 1.0
+        state[_RECURRING + hours] = (state[_RECURRING + hours] + given) * won
     for bet in range(FOLLOWED):
         after = onset.twin(state[_CUSUM + bet], factor[bet])
         # Without branches, so that the processor handles several bets at a time; mostly the old value is written.
@@ -136,7 +143,11 @@ def _see(state: FloatArray, factor: FloatArray, x: float, given: float, at_us: f
 
 @compiled
 def _evidence(state: FloatArray, weight: FloatArray) -> float:
-    return dot(weight, state[_PAGE : _PAGE + bets.N_BETS])
+    recurring = 0.0
+    for hours in range(bets.N_RECURRING):
+        recurring += state[_RECURRING + hours]
+    always = dot(weight, state[_PAGE : _PAGE + bets.N_BETS])
+    return (1.0 - bets.RECURRING_SHARE) * always + bets.RECURRING_SHARE * recurring / bets.N_RECURRING
 
 
 def evidence(state: FloatArray) -> float:
