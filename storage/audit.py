@@ -1,6 +1,6 @@
 """The audit: who changed what and when, in a chain of hashes to which entries can only be added.
 
-The function `audit_add` of the database writes an entry: the user that Postgres authenticated, the server's clock, the next
+The function `audit_add` of the database writes an entry, if the role of its caller may say that it did so: the user that Postgres authenticated, the server's clock, the next
 number, and the SHA-256 of the entry together with the hash of the entry before. Whoever calls it in the transaction of the
 action cannot have one without the other. No role may write the table, and a trigger refuses changes even to its owner.
 
@@ -9,7 +9,7 @@ An owner who computes all later hashes again, or removes the newest entries, is 
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -50,6 +50,8 @@ _CHAIN: Final = text(
 """.replace("::", "\\:\\:")
 )
 MOST_FINDINGS: Final = 100
+_LONGEST_STATE: Final = 200_000  # characters; `audit_add` refuses more than 256 KiB, spaces and all
+_LEAST_PART: Final = 100
 
 
 class Action(StrEnum):
@@ -337,4 +339,16 @@ async def _rows(connection: AsyncConnection) -> AsyncIterator[ChainRow]:
 
 
 def _json(state: Any) -> str | None:
-    return None if state is None else msgspec.json.encode(state).decode()
+    """Return a state as JSON; the largest parts of one that is longer than the audit keeps are left out, with their length."""
+    if state is None:
+        return None
+    written = msgspec.json.encode(state).decode()
+    parts = dict(state) if isinstance(state, Mapping) else {}
+    while len(written) > _LONGEST_STATE and parts:
+        lengths = {name: len(msgspec.json.encode(part)) for name, part in parts.items()}
+        longest = max(lengths, key=lengths.__getitem__)
+        if lengths[longest] < _LEAST_PART:
+            break
+        parts[longest] = f"left out: {lengths[longest]} bytes"
+        written = msgspec.json.encode(parts).decode()
+    return written

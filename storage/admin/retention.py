@@ -57,11 +57,8 @@ _OLD_ARRIVALS: Final = """
         limit :chunk
     )
 """
-_OLD_PAYLOADS: Final = """
-    update quarantine set payload = null where id in (
-        select id from quarantine where quarantined_at < :before and payload is not null limit :chunk
-    )
-"""
+# The monitor may not read payloads, nor learn which row still has one.
+_OLD_PAYLOADS: Final = "select * from payloads_drop(:before, :chunk)"
 _OLD_QUARANTINE: Final = """
     delete from quarantine where id in (
         select id from quarantine where quarantined_at < :before limit :chunk

@@ -272,6 +272,11 @@ class ActionFact(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     is_finding: bool = False
 
+    @property
+    def who(self) -> str:
+        """The person, and the database user if it is another one."""
+        return f"{self.by} through {self.through}" if self.through else self.by
+
 
 class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     """An alert with its state.

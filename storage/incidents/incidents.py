@@ -58,11 +58,11 @@ _STORY: Final = text("""
             when c.finding ->> 'kind' = 'cause' then 'diagnosis' when c.finding ->> 'kind' in ('repair', 'gate') then c.finding ->> 'kind'
             when c.action = 'ack' then 'acknowledged' when c.action = 'unack' then 'not acknowledged any more'
             when c.action = 'escalate' then 'worse' when c.action = 'close' then 'closed' else 'note' end,
-        case when c.action = 'escalate' then '' else coalesce(nullif(c.identity, ''), c.made_by) end, c.reason, m.id, 4
+        case when c.action = 'escalate' then '' else concat_ws(' through ', nullif(c.identity, ''), c.made_by) end, c.reason, m.id, 4
     from member m join alert_action c on c.alert_id = m.id
     union all
     select case when c.fold_seq is null or c.reason <> '' then c.made_at else c.at end, 'state',
-        case when c.reason <> '' then coalesce(nullif(c.identity, ''), c.made_by) else '' end,
+        case when c.reason <> '' then concat_ws(' through ', nullif(c.identity, ''), c.made_by) else '' end,
         c.state || coalesce(' (' || c.mitigation || ')', '') || case when c.reason <> '' then ': ' || c.reason else '' end, null, 5
     from incident_change c join incident i on i.id = c.incident_id
     where (i.id = :id or i.merged_into = :id) and c.state <> 'merged'

@@ -12,6 +12,12 @@ from sqlalchemy.orm import Mapped, mapped_column
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time
 
 VERDICTS = "('ok', 'warning', 'firing', 'unknown')"
+# The monitor updates such rows when it takes them over. A role that does not exist refuses nobody: before `setup postgres` has made
+# that of the page, its user is an operator's.
+_OF_THE_PAGE = (
+    "identity = '' or pg_has_role(session_user, to_regrole('quantdrift_page'), 'member')"
+    " or pg_has_role(session_user, to_regrole('quantdrift_monitor'), 'member')"
+)
 
 
 class Detector(Base):
@@ -163,6 +169,7 @@ class IncidentChange(Base):
     __table_args__ = (
         CheckConstraint("state in ('open', 'mitigated', 'recovered', 'closed', 'merged')", name="state"),
         CheckConstraint("mitigation in ('replaced', 'routed', 'reported')", name="mitigation"),
+        CheckConstraint(_OF_THE_PAGE, name="identity"),
         Index("ix_incident_change_incident_id", "incident_id", "id"),
         {"comment": "The states of each incident, in order: who said so, when and why."},
     )
@@ -242,6 +249,7 @@ class AlertAction(Base):
     __tablename__ = "alert_action"
     __table_args__ = (
         CheckConstraint("action in ('ack', 'unack', 'note', 'escalate', 'close')", name="action"),
+        CheckConstraint(_OF_THE_PAGE, name="identity"),
         Index(
             "ix_alert_action_unfolded", "id", postgresql_where=text("action = 'close' and fold_seq is null")
         ),

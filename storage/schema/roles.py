@@ -30,11 +30,14 @@ GATE_FUNCTIONS: Final = (
 )
 """Record what a gate finds while it runs, and its verdict: once, for the user who began it, with an entry in the audit."""
 OPERATOR: Final = "quantdrift_operator"
-ROLES: Final = (SHADOW, MONITOR, READER, REPORT, OPERATOR)
+PAGE: Final = "quantdrift_page"
+"""An operator that writes for the people who have logged in at the page: no other user says for whom it acts."""
+ROLES: Final = (SHADOW, MONITOR, READER, REPORT, OPERATOR, PAGE)
 HOLDERS: Final = (PARTITIONS, ERASURE)
 """Roles that nobody logs in as: their rights are used through functions."""
 INTERVAL_FUNCTIONS: Final = ("array_added", "array_sum(double precision[])", "mean_interval")
 PARTITION_FUNCTIONS: Final = ("partition_make(date)", "partition_drop(date)")
+PAYLOADS_FUNCTION: Final = "payloads_drop(timestamptz, bigint)"
 ERASE_FUNCTION: Final = "comparison_erase(timestamptz[], uuid[])"
 # Of the users that people log in as: they cannot change the first one, and must not use up the server's connections. The
 # others are against mistakes, such as a transaction that somebody forgets and that holds back vacuum.
@@ -98,7 +101,7 @@ _VIEWS: Final = (
     "incidents",
     "incident_now",
 )
-# Columns that readers cannot see.
+# Columns that readers cannot see; the monitor sees the vectors alone, from which it learns slices.
 _HIDDEN: Final = {"quarantine": "payload", "embedding": "vector"}
 _PARTITIONS_TO_HOLDER: Final = f"""do $$ declare part regclass; begin
     for part in select inhrelid::regclass from pg_inherits where inhparent = 'comparison'::regclass
@@ -180,6 +183,7 @@ def statements() -> list[str]:
         f"grant {READER} to {REPORT}",
         f"grant insert on report_run to {REPORT}",
         f"grant {REPORT} to {OPERATOR}",
+        f"grant {OPERATOR} to {PAGE}",
         *_operator(),
     ]
 
@@ -334,7 +338,8 @@ def _holders() -> list[str]:
 
 def _monitor() -> list[str]:
     return [
-        f"grant select on {', '.join((*sorted(Base.metadata.tables), *_VIEWS))} to {MONITOR}",
+        f"grant select on {', '.join((*(name for name in sorted(Base.metadata.tables) if name != 'quarantine'), *_VIEWS))} to {MONITOR}",
+        f"grant select ({_without('quarantine')}) on quarantine to {MONITOR}",
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
         f"grant update on leader_lock, discovery_lock, partition_lock to {MONITOR}",
         f"grant insert, update (lapsed_at) on model_version, slice to {MONITOR}",
@@ -344,11 +349,11 @@ def _monitor() -> list[str]:
         f"grant insert (role, source, {_REPORTED}), update, delete on process_report to {MONITOR}",
         f"grant insert, update on arrival to {MONITOR}",
         f"grant delete on tally, policy, arrival to {MONITOR}",
-        f"grant update (payload), delete on quarantine to {MONITOR}",
+        f"grant delete on quarantine to {MONITOR}",
         f"grant insert, delete on clustering to {MONITOR}",
         # Retention.
         f"grant delete on embedding, gate_run, label, report_run, slice, model_version, doubt to {MONITOR}",
-        f"grant execute on function {', '.join((AUDIT_ADD, *PARTITION_FUNCTIONS))} to {MONITOR}",
+        f"grant execute on function {', '.join((AUDIT_ADD, PAYLOADS_FUNCTION, *PARTITION_FUNCTIONS))} to {MONITOR}",
     ]
 
 
@@ -380,14 +385,16 @@ def _columns(table: str) -> str:
     return ", ".join(name for name in names if name not in {"id", "made_at", "fold_seq"})
 
 
+def _without(table: str) -> str:
+    """Return the columns of a table but the one that most cannot see."""
+    names = Base.metadata.tables[table].columns.keys()
+    return ", ".join(name for name in names if name != _HIDDEN[table])
+
+
 def _reader() -> list[str]:
     # Everything except payloads and vectors: they are production traffic, or reveal much of it.
     tables = [name for name in sorted(Base.metadata.tables) if name not in _HIDDEN]
-    parts = [
-        f"grant select ({', '.join(columns)}) on {table} to {READER}"
-        for table, hidden in _HIDDEN.items()
-        if (columns := [name for name in Base.metadata.tables[table].columns.keys() if name != hidden])  # noqa: SIM118
-    ]
+    parts = [f"grant select ({_without(table)}) on {table} to {READER}" for table in _HIDDEN]
     return [
         f"grant select on {', '.join((*tables, *_VIEWS))} to {READER}",
         f"grant execute on function not_observed_in to {READER}, {MONITOR}",

@@ -26,7 +26,7 @@ from quantdrift.storage.alerts.alerts import Act, FindingKind, act, add_finding,
 from quantdrift.storage.database import Database
 from quantdrift.storage.incidents.incidents import IncidentCount, Say, say, store_count
 from quantdrift.storage.incidents.writing import write_incidents
-from quantdrift.storage.schema.roles import OPERATOR, READER
+from quantdrift.storage.schema.roles import PAGE, READER
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.logins import login_in
 from tests.support.storage.page_rows import write_history
@@ -326,7 +326,7 @@ async def test_a_replaced_version_and_a_closed_alert_say_so_first(
         "update verdict set verdict = 'unknown', alert_id = null where model_version_id = $1", old
     )
     file = tmp_path / "operator.dsn"
-    file.write_text(await login_in(postgres_dsn, OPERATOR))
+    file.write_text(await login_in(postgres_dsn, PAGE))
     token = f"ana sha256:{hashlib.sha256(b'one').hexdigest()}\n"
     said = f"int8-7 does not serve any more (last seen {end - timedelta(minutes=50):%Y-%m-%d %H:%M} UTC). int8-9 serves now."
     paths = [f"/alert/{alert}", f"/slice/{old}/{slices[1]}", "/alerts", "/"]
@@ -362,7 +362,7 @@ async def test_a_person_acknowledges_an_alert_on_the_page(
     """The page and the audit have the login's name, the time and the reason; the page itself reads as a reader."""
     _, _, alert = await write_history(record, n_slices=3, n_days=2, end=datetime.now(UTC))
     file = tmp_path / "operator.dsn"
-    file.write_text(await login_in(postgres_dsn, OPERATOR))
+    file.write_text(await login_in(postgres_dsn, PAGE))
     people = (
         f"ana sha256:{hashlib.sha256(b'one').hexdigest()}\nben sha256:{hashlib.sha256(b'two').hexdigest()}\n"
     )
@@ -412,7 +412,7 @@ async def test_a_person_acknowledges_an_alert_on_the_page(
         ("ana", "the scanner was cleaned"),
         ("ana", "my shift ends"),
     ]
-    assert all(row["actor"].startswith(OPERATOR) for row in rows)
+    assert all(row["actor"].startswith(PAGE) for row in rows)
 
 
 async def test_without_a_login_the_page_shows_the_command_and_changes_nothing(
@@ -421,7 +421,7 @@ async def test_without_a_login_the_page_shows_the_command_and_changes_nothing(
     """Nobody who has not said who they are acts in somebody's name, also where an operator's address is there."""
     _, _, alert = await write_history(record, n_slices=3, n_days=2, end=datetime.now(UTC))
     file = tmp_path / "operator.dsn"
-    file.write_text(await login_in(postgres_dsn, OPERATOR))
+    file.write_text(await login_in(postgres_dsn, PAGE))
     async with _served(postgres_dsn, operator_file=str(file)) as base:
         page, _, _ = await _open(browser, 390, "light")
         await page.goto(f"{base}/alert/{alert}")
@@ -783,7 +783,7 @@ async def test_a_person_says_on_the_page_what_became_of_an_incident(
         number = (await find_alert(connection, alert)).incident
         assert number is not None
     file = tmp_path / "operator.dsn"
-    file.write_text(await login_in(postgres_dsn, OPERATOR))
+    file.write_text(await login_in(postgres_dsn, PAGE))
     token = f"ana sha256:{hashlib.sha256(b'one').hexdigest()}\n"
     async with _served(await login_in(postgres_dsn, READER), token=token, operator_file=str(file)) as base:
         page, _, complaints = await _open(browser, 390, "dark")

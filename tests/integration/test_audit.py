@@ -31,7 +31,7 @@ from quantdrift.storage.audit import Action, Head, add, entries, newest, verify
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import unfenced
-from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER, REPORT, ROLES, SHADOW, apply
+from quantdrift.storage.schema.roles import MONITOR, OPERATOR, PAGE, READER, REPORT, ROLES, SHADOW, apply
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import StoredRow, store
 from tests.support.commands import invoked
@@ -122,7 +122,7 @@ async def a_discovered_slice(database: Database, record: asyncpg.Connection) -> 
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_no_role_can_write_change_or_remove_an_entry(login: Login, role: str) -> None:
-    """Neither directly, nor by locking the table; only those who decide may call the function."""
+    """Neither directly, nor by locking the table."""
     connection = await asyncpg.connect(await login(role))
     for statement in (
         "insert into audit values (99, now(), 'ada', 'pause', '', '', null, null, '', '')",
@@ -135,13 +135,64 @@ async def test_no_role_can_write_change_or_remove_an_entry(login: Login, role: s
     ):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await connection.execute(statement)
-    call = "select audit_add('pause', '', '', null, null, '')"
-    if role in {MONITOR, OPERATOR}:
-        assert await connection.fetchval(call) > 1
-    else:
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await connection.execute(call)
     await connection.close()
+
+
+MAY_SAY = {
+    MONITOR: {Action.CONFIGURATION, Action.PAUSE_SEEN, Action.PAUSE_LOCAL, Action.SLICES_FIT},
+    OPERATOR: set(Action)
+    - {
+        *(Action.CONFIGURATION, Action.PAUSE_SEEN, Action.PAUSE_LOCAL, Action.SLICES_FIT, Action.GATE),
+        *(Action.PRIVACY_ERASE, Action.SETUP_POSTGRES, Action.DB_UPGRADE),
+    },
+}
+MAY_SAY[PAGE] = MAY_SAY[OPERATOR]
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_forged_erasure_and_what_else_a_role_does_not_do_is_refused(login: Login, role: str) -> None:
+    """Each role adds what its commands do, and nothing in the words of others: no erasure, no verdict of a gate."""
+    connection = await asyncpg.connect(await login(role))
+    allowed = set()
+    for action in [*Action, "anything"]:
+        try:
+            await connection.execute(
+                "select audit_add($1, 'digits', 'ticket 4711', null, '{}', 'on request')", action
+            )
+        except asyncpg.InsufficientPrivilegeError:
+            continue
+        allowed.add(action)
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await connection.execute("select audit_write('pause', '', '', null, null, '')")
+    await connection.close()
+    assert allowed == MAY_SAY.get(role, set())
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "'pause', '', '', null, null, repeat('x', 20 * 1024 * 1024)",
+        "'pause', '', '', null, to_jsonb(repeat('x', 20 * 1024 * 1024)), ''",
+        "'pause', '', repeat('x', 20 * 1024 * 1024), null, null, ''",
+        "'pause', repeat('x', 20 * 1024 * 1024), '', null, null, ''",
+    ],
+)
+async def test_an_entry_of_twenty_mebibytes_is_refused(login: Login, entry: str) -> None:
+    """Nobody can remove it, and every page of the audit would have it."""
+    connection = await asyncpg.connect(await login(OPERATOR))
+    with pytest.raises(asyncpg.ProgramLimitExceededError, match="longer than allowed"):
+        await connection.execute(f"select audit_add({entry})")
+    await connection.close()
+
+
+async def test_a_state_that_is_too_long_is_kept_without_its_longest_part(database: Database) -> None:
+    """A configuration of very many models does not stop the monitor: the entry says what was left out."""
+    async with database.begin() as connection:
+        state = {"digest": "d", "options": {str(n): "x" * 100 for n in range(5000)}}
+        await add(connection, Action.CONFIGURATION, after=state)
+    (*_, (_, _, _, _, _, after, _)) = await listed(database)
+    assert after["digest"] == "d"
+    assert after["options"].startswith("left out: ")
 
 
 async def test_who_and_when_come_from_the_server(
@@ -162,7 +213,7 @@ async def test_who_and_when_come_from_the_server(
         create temporary table audit (like public.audit);
         set search_path = public, pg_temp, pg_catalog
     """)
-    await connection.execute("select public.audit_add('pause', '', 'ada', null, null, 'by ada')")
+    await connection.execute("select public.audit_add('slices fit', '', 'ada', null, null, 'by ada')")
     await connection.close()
     async with database.begin() as opened:
         (*_, last) = await entries(opened)

@@ -419,7 +419,7 @@ async def test_the_command_lists_shows_and_closes_incidents(
     assert "page:" in shown
     async with database.begin() as connection:
         await act(connection, fired, Act.ACK, "looking", identity="ada")
-    assert "acknowledged by ada: looking" in (await typed("show", str(number))).output
+    assert "acknowledged by ada through quantdrift: looking" in (await typed("show", str(number))).output
     assert "at a cost of" not in (await typed("show", str(number))).output
     costly = await typed("show", str(number), more='[cost]\ncurrency = "EUR"\nvalue_per_request = 0.5\n')
     assert re.search(r"at a cost of about [0-9.]+ EUR \([0-9.]+ EUR to [0-9.]+ EUR\) so far", costly.output)

@@ -224,9 +224,11 @@ async def test_the_monitor_folds_and_maintains_and_touches_no_evidence(
         assert len(made.partitions_made) == 10
         dropped = await maintain(database, Storage(), datetime(2199, 1, 1, tzinfo=UTC))
         assert (len(dropped.partitions_dropped), dropped.partitions_busy) == (32, ())
-        assert (dropped.n_batches, dropped.n_quarantined) == (2, 1)
+        assert (dropped.n_batches, dropped.n_payloads, dropped.n_quarantined) == (2, 1, 1)
     await refused(
         dsn,
+        "select payload from quarantine",
+        "update quarantine set payload = 'x'",
         "update tally set taken = 0",
         "update policy set definition = '{}'",
         "update model_version set model = 'x'",
@@ -437,7 +439,7 @@ async def test_one_command_makes_a_user_for_each_role(
         assert done.returncode == 0, done.stderr
         first = addresses()
         assert first.keys() == {
-            f"{name}.dsn" for name in ("shadow", "monitor", "report", "operator", "reader")
+            f"{name}.dsn" for name in ("shadow", "monitor", "report", "operator", "page", "reader")
         }
         assert {path.stat().st_mode & 0o777 for path in (tmp_path / "users").iterdir()} == {0o600}
         assert not any(dsn.split(":")[2].split("@")[0] in done.stdout + done.stderr for dsn in first.values())

@@ -426,20 +426,19 @@ def replaced_lines(found: "Sequence[AlertFact]") -> list[str]:
 def _state(alert: "AlertFact") -> str:
     kind = f"a {alert_kind(alert.severity)}"
     if alert.closed:
-        return f"{kind}, closed by {plain(alert.closed.by)} at {_utc(alert.closed.at)} UTC"
+        return f"{kind}, closed by {plain(alert.closed.who)} at {_utc(alert.closed.at)} UTC"
     if alert.resolved_at:
         why = f" ({ENDS.get(alert.ended, alert.ended)})" if alert.ended else ""
         return f"{kind}, ended at {_utc(alert.resolved_at)} UTC{why}"
     acknowledgement = alert.acknowledged
     if acknowledgement:
-        return f"{kind}, open since {_utc(alert.opened_at)} UTC, acknowledged by {plain(acknowledgement.by)}"
+        return f"{kind}, open since {_utc(alert.opened_at)} UTC, acknowledged by {plain(acknowledgement.who)}"
     again = " any more: it has escalated" if alert.escalations else ""
     return f"{kind}, open since {_utc(alert.opened_at)} UTC, not acknowledged{again}"
 
 
 def _said(action: "ActionFact") -> str:
-    through = f" through {plain(action.through)}" if action.through else ""
-    return f"{_utc(action.at)} UTC, {ACTIONS[action.act.value]}, {plain(action.by)}{through}: {plain(action.reason)}"
+    return f"{_utc(action.at)} UTC, {ACTIONS[action.act.value]}, {plain(action.who)}: {plain(action.reason)}"
 
 
 def _utc(at: datetime) -> str:

@@ -18,18 +18,18 @@ from quantdrift.core.passed_secrets import variables
 
 
 def address_file(role: str) -> str:
-    """Return the name of the file with the address of `shadow`, `monitor`, `reader` or `operator`, in the data directory."""
+    """Return the name of the file with the address of `shadow`, `monitor`, `reader` or `page`, in the data directory."""
     return f"{role}.dsn"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Make the users and write their addresses; return the exit code."""
     from quantdrift.storage.address import with_user
-    from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER, SHADOW, apply, login_of
+    from quantdrift.storage.schema.roles import MONITOR, PAGE, READER, SHADOW, apply, login_of
 
     (data,) = arguments
     dsn = variables()["QUANTDRIFT_DSN"]
-    passwords = {role: secrets.token_hex(24) for role in (SHADOW, MONITOR, READER, OPERATOR)}
+    passwords = {role: secrets.token_hex(24) for role in (SHADOW, MONITOR, READER, PAGE)}
     try:
         asyncio.run(apply(dsn, passwords, is_start=True))
         for role, password in passwords.items():

@@ -493,7 +493,13 @@ class _Supervisor:
             self._nats_works.set()
         if server.name == "postgres" and not self._dsn.done():
             _LOG.info("postgres is up")
-            for role in ("shadow", "monitor", "reader", "operator"):  # of an earlier start, at another port
+            for role in (
+                "shadow",
+                "monitor",
+                "reader",
+                "operator",
+                "page",
+            ):  # of an earlier start, at another port
                 with contextlib.suppress(OSError):
                     (self._data / address_file(role)).unlink()
             self._dsn.set_result(report.address)
@@ -538,7 +544,7 @@ class _Supervisor:
     def _page_variables(self) -> dict[str, str]:
         if not self._has_postgres or self._config.web.operator_dsn_file:
             return {}
-        return {_OPERATOR_FILE: str(self._data.resolve() / address_file("operator"))}
+        return {_OPERATOR_FILE: str(self._data.resolve() / address_file("page"))}
 
     async def _start_shadow_and_monitor(self) -> None:
         """Start shadow and monitor once the database is up and upgraded."""

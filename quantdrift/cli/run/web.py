@@ -35,7 +35,7 @@ def web(config_path: Path, data: Path | None) -> None:
 
     config, secrets = prepare(config_path, Role.WEB, data, address=address_file("reader"))
     if data is not None and not secrets.operator_dsn_file and not os.environ.get("QUANTDRIFT_DSN"):
-        secrets = msgspec.structs.replace(secrets, operator_dsn_file=str(data / address_file("operator")))
+        secrets = msgspec.structs.replace(secrets, operator_dsn_file=str(data / address_file("page")))
     if not config.web.listen:
         raise OperatorError("web.listen is empty, so there is no page: set it, e.g. to 127.0.0.1:9468")
     os.nice(_NICE)  # where it shares a host with anything that serves, it waits

@@ -52,7 +52,7 @@ class Web(Section, frozen=True, kw_only=True):
     operator_dsn_file: Annotated[
         str,
         about(
-            "File with the Postgres address of a user in the role quantdrift_operator, with which people who have logged "
+            "File with the Postgres address of a user in the role quantdrift_page, with which people who have logged "
             "in acknowledge alerts and write notes on the page. Empty: the page shows the command instead."
         ),
     ] = ""
