@@ -24,6 +24,7 @@ _SECRETS: Final = frozenset(
         "QUANTDRIFT_INTAKE_TOKEN",
         "QUANTDRIFT_REFERENCE_TOKEN",
         "QUANTDRIFT_SAMPLING_SALT",
+        "QUANTDRIFT_WEB_TOKEN",
     }
 )
 _OPTIONS: Final = "QUANTDRIFT__"  # any of them may be an address with a password

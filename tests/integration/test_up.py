@@ -137,6 +137,7 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
         "QUANTDRIFT_INTAKE_TOKEN": "canary-of-the-intake",
         "QUANTDRIFT_REFERENCE_TOKEN": "canary-of-a-reference",
         "QUANTDRIFT_SAMPLING_SALT": "canary-of-the-salt",
+        "QUANTDRIFT_WEB_TOKEN": "canary-of-whoever-reads-the-page",
     }
     path = _config(memory_path, has_page=True)
     with _up(path, memory_path / "data", stderr=None, **given) as process:

@@ -2,8 +2,15 @@
 
 import pytest
 
-from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slice, Stream, Telemetry
-from quantdrift.core.config.state import changed_options, config_digest, config_state, shared_digest
+from quantdrift.core.config.connections import connection_problems, connections
+from quantdrift.core.config.schema import Capture, Config, Model, Notify, Sampling, Slice, Stream, Telemetry
+from quantdrift.core.config.state import (
+    changed_options,
+    config_digest,
+    config_state,
+    shared_digest,
+    shown_config,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -29,6 +36,20 @@ def test_no_credentials_are_stored(url: str) -> None:
     options = config_state(Config(stream=Stream(url=url), telemetry=Telemetry(otlp_endpoint=url)))
     scheme = url.partition("://")[0]
     assert set(options.values()) == {f"{scheme}://(not shown)"}
+
+
+def test_the_path_of_a_webhook_is_stored_and_shown_nowhere() -> None:
+    """For most chats it is the password; that it has changed can be seen."""
+    url = "https://hooks.chat.example:8443/services/T0/{}"
+    configs = [Config(notify=Notify(webhook_url=url.format(f"canary{n}"))) for n in range(2)]
+    states = [config_state(config) for config in configs]
+    assert "https://hooks.chat.example:8443/" in states[0]["notify.webhook_url"]
+    assert changed_options(*states) == ["notify.webhook_url"]
+    (connection,) = [one for one in connections(configs[0]) if one.to.startswith("notify.")]
+    plaintext = Config(notify=Notify(webhook_url="http://hooks.chat.example/canary0"))
+    words = [*states, shown_config(configs[0]), connection.to, *connection_problems(plaintext)]
+    assert "canary" not in str(words)
+    assert connection.to.endswith("https://hooks.chat.example:8443")
 
 
 def test_what_changed_is_named_in_both_directions() -> None:

@@ -15,6 +15,7 @@ from quantdrift.core.config.address import read_address
 from quantdrift.core.config.connections import Connection
 from quantdrift.core.config.load import Role, hmac_key, load, load_secrets
 from quantdrift.core.config.schema import Config
+from quantdrift.core.config.state import shown_config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.keys import is_key_file, load_keys
 
@@ -227,7 +228,7 @@ def _unanswered(config: Config) -> list[str]:
 def config_show(config_path: Path, defaults: bool) -> None:
     """Print the current configuration as JSON, or the annotated defaults as TOML.
 
-    The current configuration is the file with models.d/ and all environment overrides.
+    The current configuration is the file with models.d/ and all environment overrides, without credentials and other secrets.
 
     \b
     Example:
@@ -238,6 +239,4 @@ def config_show(config_path: Path, defaults: bool) -> None:
     if defaults:
         click.echo(default_toml(), nl=False)
     else:
-        config = load(config_path)
-        stream = msgspec.structs.replace(config.stream, url=config.stream.address)
-        emit(msgspec.structs.replace(config, stream=stream))
+        emit(shown_config(load(config_path)))

@@ -13,6 +13,7 @@ _MOST_PORT = 65_535
 _LOCALHOST = frozenset({"127.0.0.1", "::1"})
 _HOST = re.compile(r"[^\s/?#@,:\[\]`'\"\\]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SECRET_PATHS = frozenset({"notify.webhook_url"})
 _CREDENTIALS = re.compile(r"[^@/]*@")
 _PORT = re.compile(r"[0-9]{1,9}")
 PLAINTEXT: Final = "+plaintext"
@@ -232,15 +233,21 @@ class ServerUrl(msgspec.Struct, frozen=True, kw_only=True):
         mark = PLAINTEXT if self.is_plaintext_by_name else ""
         return f"{scheme}{mark}://{_CREDENTIALS.sub('', rest, count=1)}"
 
+    def shown_in(self, option: str) -> str:
+        """Return the URL as `shown`, without its path where that may be a secret."""
+        scheme, separator, rest = self.shown.partition("://")
+        return f"{scheme}{separator}{rest.partition('/')[0]}" if option in _SECRET_PATHS else self.shown
+
     def problem(self, option: str) -> str:
         """Return what is wrong with the URL in `option` and what to write; empty if it is allowed."""
-        rest = self.shown.partition("://")[2]
+        shown = self.shown_in(option)
+        rest = shown.partition("://")[2]
         if self.is_encrypted and self.is_plaintext_by_name:
-            return f"{option} is `{self.shown}`, which contradicts itself: write {self.scheme}://{rest}"
+            return f"{option} is `{shown}`, which contradicts itself: write {self.scheme}://{rest}"
         if self.is_encrypted or self.may_be_plaintext:
             return ""
         return (
-            f"{option} is `{self.shown}`, which is plaintext over a network: write {_ENCRYPTED[self.scheme]}://{rest}, or "
+            f"{option} is `{shown}`, which is plaintext over a network: write {_ENCRYPTED[self.scheme]}://{rest}, or "
             f"{self.scheme}{PLAINTEXT}://{rest} if something else encrypts this connection, such as a service mesh"
         )
 

@@ -103,7 +103,7 @@ def connections(config: Config) -> list[Connection]:
         server = read_server_url(text, *schemes)
         all_connections.append(
             Connection(
-                to=f"{option} {server.shown}",
+                to=f"{option} {server.shown_in(option)}",
                 protection=_protection(server, section, is_encrypted=server.is_encrypted),
             )
         )

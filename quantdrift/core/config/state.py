@@ -17,12 +17,22 @@ _ADDRESS = re.compile(r"^([a-z+]{1,20}://).*[@?]", re.DOTALL | re.IGNORECASE)
 def config_state(config: Config) -> dict[str, Any]:
     """Return every option that differs from its default, by its name with dots.
 
-    Of an address with credentials or parameters there is only the scheme. Models and other tables with a
+    Of an address with credentials or parameters there is only the scheme, of that of a webhook the host and a short hash of the rest. Models and other tables with a
     name have it in the place of their number.
     """
     state: dict[str, Any] = {}
-    _collect("", config, Config(), state)
+    _collect("", _without_path(config), Config(), state)
     return state
+
+
+def shown_config(config: Config) -> dict[str, Any]:
+    """Return the whole configuration, without secrets as `config_state`; of NATS' addresses everything but the credentials."""
+    stream = replace(config.stream, url="")
+    shown: dict[str, Any] = _without_credentials(
+        msgspec.json.decode(msgspec.json.encode(_without_path(replace(config, stream=stream))))
+    )
+    shown["stream"]["url"] = config.stream.address
+    return shown
 
 
 def judged_by(config: Config, model: Model) -> dict[str, Any]:
@@ -98,6 +108,21 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
     if field.default_factory is not msgspec.NODEFAULT:
         return field.default_factory()
     return None if field.default is msgspec.NODEFAULT else field.default
+
+
+def _without_path(config: Config) -> Config:
+    """Return a configuration without the path of its webhook, which most receivers take for a password."""
+    url = config.notify.webhook_url
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if not (separator and slash and path):
+        return config
+    short = hashlib.sha256(url.encode()).hexdigest()[
+        :8
+    ]  # says that it changed, and is too short to tell a guess from others
+    return replace(
+        config, notify=replace(config.notify, webhook_url=f"{scheme}://{host}/(not shown, {short})")
+    )
 
 
 def _without_credentials(value: Any) -> Any:
