@@ -24,6 +24,8 @@ UNSAFE: Final = MappingProxyType(
     dict.fromkeys((*_CONTROL, *_LINES, *_DIRECTIONS, *_SURROGATES), "\N{REPLACEMENT CHARACTER}")
 )
 """For `str.translate`: characters that change how the text around them is shown."""
+_TAGS = str.maketrans({"<": "\u2039", ">": "\u203a"})
+_MENTION = re.compile(r"(?<!\w)@")
 _IN_LINES = {number: text for number, text in UNSAFE.items() if number not in {0x09, 0x0A}}
 
 
@@ -42,6 +44,26 @@ def plain(text: str, max_length: int = 0) -> str:
 def plain_lines(text: str) -> str:
     """Return a text of several lines, otherwise as `plain`."""
     return text.translate(_IN_LINES)
+
+
+def unmarked(text: str, url: str = "") -> str:
+    """Return a text in which no chat, mail or page finds a link, a picture, a tag or a mention, but links below our own address.
+
+    Names of slices and versions are values of clients. Receivers read Slack's markup, Markdown or HTML, or make a link of every
+    address: so the signs that begin one of these become others that look alike.
+
+    Parameters
+    ----------
+    url
+        `web.url`, as it is configured; empty: there is no own address.
+    """
+    own = rf"({re.escape(url.rstrip('/'))}/[\w/]*)" if url else "((?!))"
+    parts = re.split(own, text)
+    parts[::2] = [
+        _MENTION.sub("\uff20", part.translate(_TAGS).replace("](", "] (").replace("://", ":\u2215\u2215"))
+        for part in parts[::2]
+    ]
+    return "".join(parts)
 
 
 class Table(msgspec.Struct, frozen=True):

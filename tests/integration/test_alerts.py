@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 import asyncpg
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from quantdrift.cli.look.alerts import alerts
 from quantdrift.cli.main import main
+from quantdrift.core.config.schema import Web
 from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.notify.alertmanager import encode
 from quantdrift.monitor.notify.webhook import document
@@ -38,7 +41,7 @@ from quantdrift.storage.alerts.alerts import (
 )
 from quantdrift.storage.audit import entries
 from quantdrift.storage.database import Database
-from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER
+from quantdrift.storage.schema.roles import MONITOR, OPERATOR, PAGE, READER
 from tests.support.monitor.fold_stream import (
     CLEAR_ID,
     CONFIG,
@@ -178,6 +181,25 @@ async def test_the_operator_may_act_under_his_own_name_alone_and_the_reader_may_
         async with readers.begin() as connection:
             listed = {alert.id: alert for alert in await list_alerts(connection)}
         assert listed[fired].acknowledged == made
+
+
+async def test_nobody_but_the_page_acknowledges_in_somebody_elses_name(postgres_dsn: str, fired: int) -> None:
+    """An operator who names another person is refused; of an acknowledgement at the page the person and its user are shown."""
+    operator = await asyncpg.connect(await login_in(postgres_dsn, OPERATOR))
+    forged = (
+        "insert into alert_action (alert_id, action, identity, reason) values ($1, 'ack', 'alice', 'fine')"
+    )
+    with pytest.raises(asyncpg.CheckViolationError, match="identity"):
+        await operator.execute(forged, fired)
+    with pytest.raises(asyncpg.CheckViolationError, match="identity"):
+        await operator.execute(
+            "insert into incident_change (incident_id, state, at, identity, reason)"
+            " select incident_id, 'closed', now(), 'alice', 'over' from alert"
+        )
+    await operator.close()
+    async with Database(await login_in(postgres_dsn, PAGE)) as page, page.begin() as connection:
+        made = await act(connection, fired, Act.ACK, "mine", identity="alice")
+    assert made.who.startswith(f"alice through {PAGE}")
 
 
 async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
@@ -452,6 +474,32 @@ async def _delivered(database: Database, alert_id: int) -> list[tuple[str, str]]
     async with database.begin() as connection:
         due = [one for one in await due_deliveries(connection, 100) if one.alert.id == alert_id]
     return [(one.change, json.loads(document(one, CONFIG))["summary"]) for one in due]
+
+
+async def test_a_link_in_the_name_of_a_slice_is_no_link_in_any_chat(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Slack's markup, Markdown, HTML, mentions and bare addresses that a client sends are words in every text; our own links stay."""
+    hostile = "scanner=<https://evil.example|Ack> [a](https://evil.example) <b> @here https://drift.example.com@evil.example"
+    await store_catalog(record)
+    await record.execute("update slice set name = $1 where id = $2", hostile, FAINT_ID)
+    for batch in batches(60, faint_flips=0.3):
+        await store_batch(record, batch)
+    await fold_stored(database)
+    config = msgspec.structs.replace(CONFIG, web=Web(url="https://drift.example.com"))
+    async with database.begin() as connection:
+        current, ended = await current_alerts(connection, timedelta(hours=1))
+        due = await due_deliveries(connection, 100)
+    rows = json.loads(encode(current, ended, config, datetime.now(UTC)))
+    documents = [json.loads(document(one, config)) for one in due]
+    shown = [row["annotations"][name] for row in rows for name in ("summary", "description")]
+    shown += [text for one in documents for text in (one["summary"], one["text"])]
+    shown += [step["text"] for one in documents for step in one["do_now"]]
+    assert any("scanner=" in text for text in shown)
+    for text in shown:
+        assert not re.search(r"[<>]|\]\(|(?<!\w)@", text), text
+        assert re.sub(r"https://drift\.example\.com/(?!/)", "", text).count("://") == 0, text
+    assert any("https://drift.example.com/alert/" in row["annotations"]["page"] for row in rows)
 
 
 async def test_a_person_closes_an_alert_for_everybody_to_see(

@@ -11,7 +11,7 @@ import pytest
 
 from quantdrift.core.codec import encode
 from quantdrift.core.logs import setup_logs
-from quantdrift.core.text import plain, plain_lines, traceparent
+from quantdrift.core.text import plain, plain_lines, traceparent, unmarked
 from quantdrift.models.runtimes.protocol import failure_text
 from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.sidecar.capture.attributes import cut
@@ -47,6 +47,21 @@ def test_control_characters_and_direction_marks_are_replaced() -> None:
     assert plain("\ud800") == "\ufffd"
     assert plain("abcdef", 3) == "abc…"
     assert plain_lines("a\n\tb\x1b") == "a\n\tb\ufffd"
+
+
+def test_only_links_below_our_own_address_stay_links() -> None:
+    """Also beside those that begin as ours do and lead elsewhere."""
+    own = "https://drift.example.com"
+    text = f"see {own}/alert/12, {own}@evil.example, {own}.evil.example/x and a@b.example"
+    broken = own.replace("://", ":\u2215\u2215")
+    assert (
+        unmarked(text, own)
+        == f"see {own}/alert/12, {broken}@evil.example, {broken}.evil.example/x and a@b.example"
+    )
+    assert (
+        unmarked("<https://e|ack> [a](https://e) @here")
+        == "\u2039https:\u2215\u2215e|ack\u203a [a] (https:\u2215\u2215e) \uff20here"
+    )
 
 
 def test_an_attribute_is_recorded_without_them() -> None:

@@ -25,7 +25,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.links import alert_link, alert_page
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
-from quantdrift.core.text import plain
+from quantdrift.core.text import plain, unmarked
 from quantdrift.core.tls import Tls
 from quantdrift.monitor.notify.receiver import Receiver
 from quantdrift.monitor.notify.webhook import mitigated
@@ -138,6 +138,7 @@ def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[
     text = alert.plain(partial(alert_link, config))
     if alert.mitigation:
         text = f"{mitigated(alert)}\n{text}"
+    text = unmarked(text, config.web.url)
     summary, _, rest = text.partition("\n")
     acknowledgement, link = alert.acknowledged, alert_page(config, alert.id)
     labels = {
@@ -155,7 +156,7 @@ def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[
         **({"runbook_url": config.notify.runbook_url} if config.notify.runbook_url else {}),
         **({"page": link} if link else {}),
         **(
-            {"acknowledged": plain(f"{acknowledgement.by}: {acknowledgement.reason}")}
+            {"acknowledged": unmarked(plain(f"{acknowledgement.by}: {acknowledgement.reason}"))}
             if acknowledgement
             else {}
         ),

@@ -22,7 +22,7 @@ from quantdrift.core.keys import Key, KeyFile
 from quantdrift.core.links import alert_link, alert_page
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
-from quantdrift.core.text import plain
+from quantdrift.core.text import plain, unmarked
 from quantdrift.core.tls import Tls
 from quantdrift.facts.events import event_of
 from quantdrift.facts.words.incident import mitigated_sentence
@@ -137,6 +137,7 @@ def document(delivery: Delivery, config: Config) -> bytes:
     text = (delivery.text or alert.words).plain(related=related)
     if alert.mitigation:
         text = f"{mitigated(alert)}\n{text}"
+    text = unmarked(text, config.web.url)
     facts: dict[str, Any] = {
         "version": 1,
         "id": str(delivery.id),
@@ -149,7 +150,10 @@ def document(delivery: Delivery, config: Config) -> bytes:
         },
         "summary": text.partition("\n")[0],
         "text": text,
-        "do_now": (delivery.text or alert.words).do_now,
+        "do_now": [
+            msgspec.structs.replace(step, text=unmarked(step.text, config.web.url))
+            for step in (delivery.text or alert.words).do_now
+        ],
         "runbook": config.notify.runbook_url,
         "page": alert_page(config, alert.id),
         "details": delivery.details,
