@@ -28,7 +28,7 @@ from quantdrift.core.sampling.policy_message import (
     encode,
     is_central,
 )
-from quantdrift.core.sampling.rates import EPOCH_S, digest, policy_at, policy_of
+from quantdrift.core.sampling.rates import EPOCH_S, LEAST_RATIO, LONGEST_VALID_S, digest, policy_at, policy_of
 from quantdrift.sidecar.state.state_file import StateFile
 
 MAX_KNOWN = 16  # policies; an exchange seldom takes longer than one change of policy
@@ -154,11 +154,21 @@ def check_policy(wire: bytes, sampling: Sampling, now_s: float) -> PolicyMessage
         raise RefusedError(Refusal.RATES, "a rate is not between 0 and 1")
     if not policy.body_strata or policy.body_strata[-1].where:
         raise RefusedError(Refusal.RATES, "it has no base rate")
+    least = LEAST_RATIO * min((stratum.rate for stratum in own if stratum.rate > 0), default=0.0)
+    if policy.body_strata[-1].rate < least * (sampling.body_rate > 0) or any(
+        stratum.rate < LEAST_RATIO * configured.rate
+        for stratum, configured in zip(policy.header_strata, own, strict=True)
+    ):
+        raise RefusedError(Refusal.RATES, "it leaves nearly nothing of what the configuration samples")
     excluded = {s.name for s in sampling.header_strata if s.rate == 0} | (
         {"default"} if sampling.rate == 0 else set()
     )
     if any(stratum.rate > 0 and stratum.name in excluded for stratum in policy.header_strata):
         raise RefusedError(Refusal.RATES, "it samples a stratum whose rate is 0 in the configuration")
+    if not message.valid_s <= LONGEST_VALID_S:
+        raise RefusedError(
+            Refusal.LASTS, f"it is for {message.valid_s:g} s, and {LONGEST_VALID_S:g} s are allowed"
+        )
     if message.issued_at.timestamp() > now_s + _EARLY_S:
         raise RefusedError(
             Refusal.EARLY,

@@ -114,6 +114,21 @@ def test_rates_are_probabilities(rate: float) -> None:
     assert refusal(encode(directive(1.0, 0.5, 0.25, 0.125, base=rate))) is Refusal.RATES
 
 
+@pytest.mark.parametrize("valid_s", [1e9, float("inf"), float("nan")])
+def test_one_forged_message_does_not_silence_a_sidecar_for_years(valid_s: float) -> None:
+    """With the rates of a monitor or without: no policy lasts longer than an hour unless it is confirmed."""
+    for rates in ((1.0, 0.5, 0.25, 0.125), (1e-6, 1e-6, 1e-6, 1e-6)):
+        assert refusal(encode(directive(*rates, valid_s=valid_s))) is Refusal.LASTS
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-12])
+def test_a_message_without_rates_silences_nobody(rate: float) -> None:
+    """In either phase; what the configuration does not sample stays so."""
+    assert refusal(encode(directive(rate, rate, rate, rate))) is Refusal.RATES
+    assert refusal(encode(directive(1.0, 0.5, 0.25, rate))) is Refusal.RATES
+    assert refusal(encode(directive(1.0, 0.5, 0.25, 0.125, base=rate))) is Refusal.RATES
+
+
 def test_a_policy_has_a_base_rate() -> None:
     """Without one some exchange would be in no stratum."""
     good = directive(1.0, 0.5, 0.25, 0.125).policy

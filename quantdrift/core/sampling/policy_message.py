@@ -29,7 +29,8 @@ class Refusal(StrEnum):
     STALE = "stale"  # not confirmed for `valid_s`
     EARLY = "early"  # issued in the future: the clock of the monitor or of this machine is wrong
     STRATA = "strata"  # its header strata differ from the configured ones
-    RATES = "rates"  # not probabilities, more than 0 where the configuration has 0, or no base rate
+    RATES = "rates"  # not probabilities, more than 0 where the configuration has 0, (nearly) 0 elsewhere, or no base rate
+    LASTS = "lasts"  # valid for longer than any policy is, or for a time that is no number
 
 
 class RefusedError(QuantdriftError):

@@ -18,6 +18,10 @@ POLICY_S = 300.0
 """How often the monitor works out a sampling policy: sooner, the rates that it follows would be noise."""
 POLICY_VALID_S = 900.0
 """Time for which sidecars apply a policy that is not confirmed: three times `POLICY_S`, enough for a change of the leader."""
+LONGEST_VALID_S = 3600.0
+"""A sidecar refuses a policy for longer: one message that was forged must not stop sampling for ever."""
+LEAST_RATIO = 1e-6
+"""A sidecar refuses rates below this part of the configured ones: far below what a monitor gives in the largest fleet that lags."""
 
 
 def policy_at(sampling: Sampling, now_s: float) -> Policy:
