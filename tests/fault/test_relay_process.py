@@ -343,7 +343,7 @@ def test_a_secret_file_that_cannot_be_read_stops_capture_and_not_the_relay(
     with sidecar(tmp_path, backend.port, **options) as running:
         assert running.talk(post(b"x")) == answer(b"to x")
         assert running.captures == []
-        token.write_text("secret")
+        token.write_text("a-token-of-sixteen")
         wait(lambda: len(running.captures) == 1, "the capture process")
         wait(lambda: len(running.root.children()) == 4, "the intake process")
         assert running.talk(post(b"y")) == answer(b"to y")

@@ -45,6 +45,7 @@ from tests.support.shadow.shadow_workers import published, worker_config
 from tests.support.sidecar.relay_process import free_port, running_backend, sidecar, wait
 
 pytestmark = pytest.mark.fault
+FIRST, SECOND = "the-first-of-two-tokens", "the-second-of-two-tokens"
 
 
 class Login:
@@ -422,7 +423,7 @@ def test_a_new_token_of_the_collector_is_read_from_its_file(tmp_path: Path) -> N
 def test_a_new_token_of_the_intake_is_read_from_its_file(tmp_path: Path) -> None:
     """Calls with it are accepted within seconds, and calls with the old one are refused; nothing is restarted."""
     file, port = tmp_path / "token", free_port()
-    file.write_text("first\n")
+    file.write_text(f"{FIRST}\n")
 
     def answered(token: str) -> int:
         request = urllib.request.Request(
@@ -443,12 +444,12 @@ def test_a_new_token_of_the_intake_is_read_from_its_file(tmp_path: Path) -> None
     }
     with sidecar(tmp_path, 0, **options) as process:
         wait(process.is_ready, "the intake is up")
-        assert (answered("first"), answered("second")) == (415, 401)
-        file.write_text("second\n")
-        wait(lambda: answered("second") == 415, "the new token is accepted")
-        assert answered("first") == 401
+        assert (answered(FIRST), answered(SECOND)) == (415, 401)
+        file.write_text(f"{SECOND}\n")
+        wait(lambda: answered(SECOND) == 415, "the new token is accepted")
+        assert answered(FIRST) == 401
         file.unlink()
-        wait(lambda: answered("second") == 415, "the last token stays while the file is away")
+        wait(lambda: answered(SECOND) == 415, "the last token stays while the file is away")
 
 
 def test_a_sidecar_serves_without_its_secrets(tmp_path: Path) -> None:

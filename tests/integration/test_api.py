@@ -1,6 +1,7 @@
 """The read API of the live page, against the real server and database, as a reader."""
 
 import asyncio
+import hashlib
 import io
 import json
 import sys
@@ -23,7 +24,7 @@ from quantdrift.show.page.labels import MOST_BYTES, MOST_ROWS
 from quantdrift.show.page.request import OPERATOR as OPERATOR_DATABASE
 from quantdrift.show.page.server import application, page_port
 from quantdrift.storage.database import Database
-from quantdrift.storage.schema.roles import OPERATOR, READER
+from quantdrift.storage.schema.roles import PAGE, READER
 from quantdrift.storage.views import RESOURCES
 from tests.support.monitor.monitor_processes import until
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
@@ -77,7 +78,7 @@ async def dsn(record: asyncpg.Connection, postgres_dsn: str) -> str:
 async def operator_file(postgres_dsn: str, tmp_path: Path) -> str:
     """Return a file with the address for an operator."""
     file = tmp_path / "operator.dsn"
-    file.write_text(await login_in(postgres_dsn, OPERATOR))
+    file.write_text(await login_in(postgres_dsn, PAGE))
     return str(file)
 
 
@@ -275,7 +276,7 @@ async def test_a_program_sends_labels_and_is_told_what_became_of_them(
         assert entry is not None
         after = json.loads(entry["after"])
         assert (after["file"], after["identity"], after["labelled"]) == ("HTTP", "token", 2)
-        assert entry["actor"].startswith(OPERATOR)
+        assert entry["actor"].startswith(PAGE)
         for query, body, code in (
             ("", rows, "wrong_parameter"),
             ("?by=trace&of=3", rows, "wrong_parameter"),
@@ -361,3 +362,29 @@ async def test_a_load_that_waits_delays_no_acknowledgement_and_no_second_load_wa
     finally:
         await holder.close()
     assert await record.fetchval("select count(*) from label") == 1
+
+
+async def test_the_token_of_a_program_that_sends_labels_acknowledges_and_reads_nothing(
+    dsn: str, operator_file: str, record: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """It gets no form whose mark it could send, and no other action than its own; a reader's token changes nothing."""
+    lines = [
+        f"{name} sha256:{hashlib.sha256(f'token of {name}'.encode()).hexdigest()} may={scope}"
+        for name, scope in (("labels", "labels"), ("wall", "read"))
+    ]
+    file = tmp_path / "tokens"
+    file.write_text("\n".join(lines))
+    rows, path = b"key,candidate_right,reference_right\nr1,false,true\n", "labels?by=header.x-request-id"
+    async with served(dsn, file.read_text(), operator_file) as url, aiohttp.ClientSession() as session:
+        alert = f"{url.removesuffix('/api/v1')}/alert/1"
+        for name, statuses in (("labels", (403, 403, 403, 200)), ("wall", (200, 200, 403, 403))):
+            bearer = {"Authorization": f"Bearer token of {name}"}
+            async with session.get(f"{url}/slices?limit=1", headers=bearer) as answer:
+                read = answer.status
+            async with session.get(alert, headers=bearer) as answer:
+                page = answer.status
+            async with session.post(alert, data={"action": "ack", "reason": "x"}, headers=bearer) as answer:
+                acknowledged = answer.status
+            sent, _ = await send(f"{url}/{path}", rows, **bearer)
+            assert (read, page, acknowledged, sent) == statuses, name
+    assert await record.fetchval("select count(*) from alert_action where identity in ('labels', 'wall')") == 0

@@ -88,7 +88,7 @@ class Capture:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "quantdrift.sidecar.capture.process", start.argument],
             pass_fds=start.fds,
-            env={**os.environ, "QUANTDRIFT_HMAC_KEY": "k", "POD_NAME": "pod-1"},
+            env={**os.environ, "QUANTDRIFT_HMAC_KEY": "a-key-of-sixteen-characters", "POD_NAME": "pod-1"},
             stderr=self._log,
         )
         return self.process

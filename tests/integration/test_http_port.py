@@ -231,7 +231,7 @@ async def test_a_body_without_an_end_has_its_time() -> None:
 
 async def test_unfinished_logins_keep_no_probe_from_the_page() -> None:
     """Whoever sends the form of a login without its end gives way to the next caller, however many there are."""
-    secrets = Secrets(web_token="a token of thirty-two characters")
+    secrets = Secrets(web_token="a-token-of-thirty-two-characters")
     config = Config(models=(Model(name="digits"),), web=Web(listen="127.0.0.1:0"))
     head = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
     form = head + b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 1000\r\n\r\na"

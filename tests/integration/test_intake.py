@@ -25,7 +25,7 @@ from tests.support.sidecar.relay_process import SidecarProcess, free_port, sidec
 
 pytestmark = pytest.mark.integration
 
-TOKEN = "t0ken"
+TOKEN = "a-token-of-sixteen"
 TARGET = "/v2/models/digits/infer"
 
 

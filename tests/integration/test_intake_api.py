@@ -22,7 +22,7 @@ from tests.support.sidecar.relay_process import SidecarProcess, free_port, sidec
 pytestmark = pytest.mark.integration
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
-TOKEN = "t0ken"
+TOKEN = "a-token-of-sixteen"
 OPENAPI = json.loads((files("quantdrift.sidecar.intake") / "openapi.json").read_text(encoding="utf-8"))
 
 

@@ -22,7 +22,7 @@ from tests.support.sidecar.relay_process import DEADLINE_S, SidecarProcess, free
 
 pytestmark = pytest.mark.integration
 
-TOKEN = "t0ken"
+TOKEN = "a-token-of-sixteen"
 BATCH = {"exchanges": [{"target": "/v2/models/digits/infer", "request": REQUEST, "response": RESPONSE}]}
 
 

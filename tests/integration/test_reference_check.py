@@ -188,7 +188,7 @@ def test_a_hash_without_a_key_is_found_before_the_start(tmp_path: Path) -> None:
     assert "the sidecar does not start" in said
     code, said = _checked(tmp_path, text, "--json", QUANTDRIFT_HMAC_KEY="")
     assert "capture.hmac" in json.loads(said)["missing"][0]
-    code, said = _checked(tmp_path, text, QUANTDRIFT_HMAC_KEY="secret")
+    code, said = _checked(tmp_path, text, QUANTDRIFT_HMAC_KEY="a-key-of-sixteen-characters")
     assert "no key here" not in said
 
 

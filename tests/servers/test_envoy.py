@@ -255,13 +255,13 @@ def test_a_token_is_sent_and_asked_for(
     configuration = deployed()
     filter_of(configuration).update(yaml.safe_load(written), failure_mode_allow=fails_open)
     token = tmp_path / "token"
-    token.write_text("t0ken")
+    token.write_text("a-token-of-sixteen")
     with pod(tmp_path, nats_url, INTAKE__TOKEN_FILE=token) as asking:
-        monkeypatch.setenv("QUANTDRIFT_INTAKE_TOKEN", "t0ken")
+        monkeypatch.setenv("QUANTDRIFT_INTAKE_TOKEN", "a-token-of-sixteen")
         with envoy(tmp_path / "knows", configuration, backend.port, asking.port) as running:
             asking.begin(lambda: running.ask(ASKED, **FAINT))
         offered = asking.count("offered")
-        monkeypatch.setenv("QUANTDRIFT_INTAKE_TOKEN", "other")
+        monkeypatch.setenv("QUANTDRIFT_INTAKE_TOKEN", "another-token-of-it")
         with envoy(tmp_path / "guesses", configuration, backend.port, asking.port) as running:
             assert running.ask(ASKED, **FAINT) == (200, ANSWERED)
             wait(lambda: asking.count("intake_refused", reason="wrong_token") == 1, "it is counted")

@@ -11,7 +11,9 @@ import pytest
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.callers import (
+    ALL_SCOPES,
     THE_TOKEN,
+    Scope,
     find_caller,
     find_certificate,
     find_user,
@@ -79,6 +81,19 @@ def test_callers_have_models_and_may_have_several_tokens() -> None:
     assert other is not None
     assert other.models == ()
     assert "sha256" not in repr(callers)
+
+
+def test_a_token_may_be_for_some_things_only() -> None:
+    """Without `may=` it is for all; a word that is unknown is refused."""
+    callers = read_callers(
+        line("a", "x", "until=2026-02-01T00:00Z", "may=read,labels", "digits") + "\n" + line("b", "y"), "file"
+    )
+    assert [caller.scopes for caller in callers] == [{Scope.READ, Scope.LABELS}, ALL_SCOPES]
+    assert callers[0].models == ("digits",)
+    with pytest.raises(
+        OperatorError, match="line 1: may= names something unknown: write one or more of read,"
+    ):
+        read_callers(line("a", "x", "may=everything") + "\n" + line("b", "y"), "file")
 
 
 def test_a_caller_may_be_a_certificate_or_a_user_of_a_tap() -> None:

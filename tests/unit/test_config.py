@@ -17,6 +17,7 @@ from quantdrift.core.tasks import Task
 
 pytestmark = pytest.mark.unit
 
+TOKEN = "a-token-of-thirty-two-characters"
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = '[[models]]\nname = "m"\n[[models.references]]\npath = "m.onnx"\nversions = ["int8-*", "7"]\n'
 
@@ -495,7 +496,7 @@ def test_a_hashed_attribute_needs_its_key(tmp_path: Path) -> None:
     config = load(_file(tmp_path, text), {})
     with pytest.raises(OperatorError, match="QUANTDRIFT_HMAC_KEY"):
         load_secrets(config, Role.SIDECAR, {})
-    assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_HMAC_KEY": "k"}).hmac_key == b"k"
+    assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_HMAC_KEY": TOKEN}).hmac_key == TOKEN.encode()
 
 
 def test_a_reference_server_without_canaries_is_reported(tmp_path: Path) -> None:
@@ -579,6 +580,26 @@ def test_where_a_reference_is_names_file_or_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "section"),
+    [
+        ("QUANTDRIFT_INTAKE_TOKEN", '[intake]\nlisten = "127.0.0.1:1"\n'),
+        ("QUANTDRIFT_HMAC_KEY", '[capture]\nheaders = ["x-user"]\nhmac = ["header.x-user"]\n'),
+        ("QUANTDRIFT_WEB_TOKEN", '[intake]\nlisten = "127.0.0.1:1"\n'),
+    ],
+)
+def test_a_secret_that_can_be_guessed_is_refused(tmp_path: Path, variable: str, section: str) -> None:
+    """Tokens and keys of a few characters; the error does not show them."""
+    file = tmp_path / "config.toml"
+    file.write_text(section)
+    role = Role.WEB if "WEB" in variable else Role.SIDECAR
+    environment = {"QUANTDRIFT_DSN": "postgresql://x"}
+    with pytest.raises(OperatorError, match="fewer than 16 characters") as refused:
+        load_secrets(load(file, {}), role, environment | {variable: "xyzzy"})
+    assert "xyzzy" not in str(refused.value)
+    load_secrets(load(file, {}), role, environment | {variable: TOKEN})
+
+
+@pytest.mark.parametrize(
     ("intake", "named"),
     [
         (Intake(kserve_logger="127.0.0.1:9003"), "intake.kserve_logger"),
@@ -595,11 +616,11 @@ def test_an_intake_port_that_strangers_can_reach_needs_a_token(
     with pytest.raises(OperatorError, match=re.escape(named)) as refused:
         load_secrets(config, Role.SIDECAR, {})
     assert "set QUANTDRIFT_INTAKE_TOKEN or intake.token_file" in str(refused.value)
-    assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_INTAKE_TOKEN": "t"}).intake_token == "t"
+    assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_INTAKE_TOKEN": TOKEN}).intake_token == TOKEN
     file = tmp_path / "token"
     told = msgspec.structs.replace(config, intake=msgspec.structs.replace(intake, token_file=str(file)))
-    file.write_text("t\n")
-    assert load_secrets(told, Role.SIDECAR, {}).intake_token == "t"
+    file.write_text(f"{TOKEN}\n")
+    assert load_secrets(told, Role.SIDECAR, {}).intake_token == TOKEN
     file.write_text("\n")
     with pytest.raises(OperatorError, match=re.escape(named)):
         load_secrets(told, Role.SIDECAR, {})

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from multidict import CIMultiDict
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Role, load, load_secrets
@@ -15,6 +16,7 @@ from quantdrift.show.page.access import MOST_FAILURES, SESSION_S, WINDOW_S, Acce
 
 pytestmark = pytest.mark.unit
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
+TOKEN = "a-token-of-thirty-two-characters"
 
 
 def _access(token: str = "", **options: object) -> tuple[Access, ManualClock]:
@@ -25,7 +27,7 @@ def _access(token: str = "", **options: object) -> tuple[Access, ManualClock]:
 def test_without_a_login_everybody_on_this_machine_reads_it() -> None:
     """It listens on loopback by default, and nobody has a name."""
     access, _ = _access()
-    assert access.identify("127.0.0.1", {}, "") == Person()
+    assert access.identify("127.0.0.1", CIMultiDict(), "") == Person()
 
 
 def test_a_page_that_others_reach_without_a_login_is_refused(tmp_path: Path) -> None:
@@ -40,7 +42,7 @@ def test_a_page_that_others_reach_without_a_login_is_refused(tmp_path: Path) -> 
         OperatorError, match=r"web.listen is `0.0.0.0:9468`.*web.token_file.*web.identity_header"
     ):
         load_secrets(config, Role.WEB, environment)
-    assert load_secrets(config, Role.WEB, environment | {"QUANTDRIFT_WEB_TOKEN": "t"}).web_token == "t"
+    assert load_secrets(config, Role.WEB, environment | {"QUANTDRIFT_WEB_TOKEN": TOKEN}).web_token == TOKEN
 
 
 @pytest.mark.parametrize(
@@ -65,11 +67,11 @@ def test_contradictions_of_the_section_are_named(tmp_path: Path, options: str, t
 def test_only_the_proxy_can_say_who_a_person_is() -> None:
     """The same header from anywhere else is ignored; its control characters never reach a page."""
     access, _ = _access(identity_header="X-Forwarded-Email", proxies=("10.0.0.0/24",))
-    headers = {"X-Forwarded-Email": "ann@example.com\u202e"}
+    headers = CIMultiDict({"X-Forwarded-Email": "ann@example.com\u202e"})
     assert access.identify("10.0.0.7", headers, "") == Person(name="ann@example.com\ufffd")
     assert access.identify("::ffff:10.0.0.7", headers, "") is not None
     assert access.identify("10.0.1.7", headers, "") is None
-    assert access.identify("10.0.0.7", {}, "") is None
+    assert access.identify("10.0.0.7", CIMultiDict(), "") is None
 
 
 def test_a_session_ends_in_time_and_cannot_be_made_up() -> None:
@@ -77,12 +79,12 @@ def test_a_session_ends_in_time_and_cannot_be_made_up() -> None:
     access, clock = _access("secret")
     cookie = access.log_in("secret", "10.0.0.1")
     assert cookie is not None
-    assert access.identify("10.0.0.1", {}, cookie) == Person(name="token")
-    assert access.identify("10.0.0.1", {}, cookie[:-1]) is None
-    assert access.identify("10.0.0.1", {}, "") is None
-    assert _access("secret")[0].identify("10.0.0.1", {}, cookie) is None
+    assert access.identify("10.0.0.1", CIMultiDict(), cookie) == Person(name="token")
+    assert access.identify("10.0.0.1", CIMultiDict(), cookie[:-1]) is None
+    assert access.identify("10.0.0.1", CIMultiDict(), "") is None
+    assert _access("secret")[0].identify("10.0.0.1", CIMultiDict(), cookie) is None
     clock.advance(SESSION_S + 1)
-    assert access.identify("10.0.0.1", {}, cookie) is None
+    assert access.identify("10.0.0.1", CIMultiDict(), cookie) is None
 
 
 def test_a_person_whose_line_is_removed_is_logged_out(tmp_path: Path) -> None:
@@ -92,24 +94,61 @@ def test_a_person_whose_line_is_removed_is_logged_out(tmp_path: Path) -> None:
     file.write_text(line.format("ann"))
     access, _ = _access(line.format("ann"), token_file=str(file))
     cookie = access.log_in("one", "10.0.0.1") or ""
-    assert access.identify("10.0.0.1", {}, cookie) == Person(name="ann")
-    assert access.identify("10.0.0.1", {"Authorization": "Bearer one"}, "") == Person(name="ann")
+    assert access.identify("10.0.0.1", CIMultiDict(), cookie) == Person(name="ann")
+    assert access.identify("10.0.0.1", CIMultiDict({"Authorization": "Bearer one"}), "") == Person(name="ann")
     file.write_text(line.format("bob"))
-    assert access.identify("10.0.0.1", {}, cookie) is None
+    assert access.identify("10.0.0.1", CIMultiDict(), cookie) is None
 
 
-def test_wrong_tokens_of_an_address_are_limited_and_the_table_is_bounded() -> None:
-    """After ten, even the right token is refused until the minute is over; others are not concerned."""
+def test_two_identity_headers_name_nobody() -> None:
+    """The first is the client's where the proxy appends its own."""
+    access, _ = _access(identity_header="X-Forwarded-Email", proxies=("10.0.0.0/24",))
+    headers = CIMultiDict([("X-Forwarded-Email", "ceo@bank"), ("x-forwarded-email", "mallory@bank")])
+    assert access.identify("10.0.0.7", headers, "") is None
+
+
+def test_a_session_ends_when_its_person_logs_out() -> None:
+    """Whoever has a copy of the cookie is out as well; another session of the same person goes on."""
+    access, _ = _access("secret")
+    stolen, other = (access.log_in("secret", "10.0.0.1") or "" for _ in range(2))
+    access.log_out(stolen)
+    assert access.identify("10.0.0.9", CIMultiDict(), stolen) is None
+    assert access.identify("10.0.0.1", CIMultiDict(), other) == Person(name="token")
+
+
+def test_a_session_ends_when_its_token_is_replaced(tmp_path: Path) -> None:
+    """The person's line is still there, with another token: what was made with the stolen one ends at once."""
+    file = tmp_path / "token"
+    line = f"ann sha256:{hashlib.sha256(b'stolen').hexdigest()}"
+    file.write_text(line)
+    access, _ = _access(line, token_file=str(file))
+    cookie = access.log_in("stolen", "10.0.0.1") or ""
+    assert access.identify("10.0.0.1", CIMultiDict(), cookie) == Person(name="ann")
+    file.write_text(f"ann sha256:{hashlib.sha256(b'new').hexdigest()}")
+    assert access.identify("10.0.0.1", CIMultiDict(), cookie) is None
+
+
+def test_the_cookie_belongs_to_one_host_over_https() -> None:
+    """The browser refuses one of that name from another host, without TLS, or for a part of the page."""
+    assert _access("secret", url="https://drift.example.com")[0].cookie.startswith("__Host-")
+    assert not _access("secret")[0].cookie.startswith("__Host-")
+
+
+def test_wrong_tokens_lock_nobody_out_and_the_table_is_bounded() -> None:
+    """Behind a proxy everybody has one address: the right token is never refused, whoever sent wrong ones before."""
     access, clock = _access("secret")
     for number in range(2000):
         access.log_in("wrong", f"10.1.{number // 256}.{number % 256}")
     for _ in range(MOST_FAILURES):
         assert access.log_in("wrong", "2001:db8::1") is None
-    assert access.log_in("secret", "2001:db8::2") is None
-    assert access.log_in("secret", "10.0.0.2") is not None
+    assert access.is_limited("2001:db8::2")
+    assert access.log_in("secret", "2001:db8::2") is not None
+    bearer = CIMultiDict({"Authorization": "Bearer secret"})
+    assert access.identify("2001:db8::1", bearer, "") == Person(name="token")
+    assert not access.is_limited("10.0.0.2")
     assert len(access._failures) <= 1024
     clock.advance(WINDOW_S + 1)
-    assert access.log_in("secret", "2001:db8::2") is not None
+    assert not access.is_limited("2001:db8::2")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 A file with one word is a token with which all models may be reported. Otherwise each line is an identity of a caller:
 
-    NAME  sha256:HEX|cert:IDENTITY|uid:NUMBER  [until=TIME]  [MODEL ...]
+    NAME  sha256:HEX|cert:IDENTITY|uid:NUMBER  [until=TIME]  [may=SCOPE,...]  [MODEL ...]
 
 HEX is the SHA-256 hash of the token. IDENTITY is a name in the certificate of a client: a DNS name or URI among its subject's
 alternative names, or its common name where it has none of these. NUMBER is the user that a tap runs as. TIME is in ISO 8601
-with its offset from UTC; from then on the line is not valid. Each MODEL is a name or a pattern with `*` and `?`; without any, all
+with its offset from UTC; from then on the line is not valid. Each SCOPE is something that the page or the monitor lets a caller do: `read`,
+`acknowledge`, `labels`, `gate`; without `may=` all of them. Each MODEL is a name or a pattern with `*` and `?`; without any, all
 models may be reported. A caller may have several lines, so that an old and a new token are valid at once. Empty lines and lines
 that begin with `#` are ignored.
 """
@@ -16,6 +17,7 @@ import hmac
 import re
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -29,7 +31,22 @@ _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _USER: Final = re.compile(r"uid:([0-9]{1,10})")
 _CERTIFICATE: Final = re.compile(r"cert:(\S{1,256})")
 _UNTIL: Final = "until="
+_MAY: Final = "may="
+LEAST_SECRET: Final = 16
+"""Characters of a token or key that somebody has written: a shorter one can be guessed."""
 _MODELS_BYTES: Final = 1024  # they travel with each exchange from the intake to the capture process
+
+
+class Scope(StrEnum):
+    """What a token of the page or of the monitor's port is for."""
+
+    READ = "read"  # pages and API
+    ACKNOWLEDGE = "acknowledge"  # what people do about alerts and incidents
+    LABELS = "labels"  # send labels
+    GATE = "gate"  # ask for the verdict of a gate
+
+
+ALL_SCOPES: Final = frozenset(Scope)
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +66,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         From when on this line is not valid; aware. None: never.
     models
         Names or patterns of the models that it may report on; none: all models.
+    scopes
+        What it may do at the page and at the monitor's port.
     """
 
     name: str
@@ -57,6 +76,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     user: int | None = None
     until: datetime | None = None
     models: tuple[str, ...] = ()
+    scopes: frozenset[Scope] = ALL_SCOPES
 
     def __repr__(self) -> str:
         return f"Caller({self.name})"
@@ -83,6 +103,20 @@ def read_callers(text: str, where: str) -> tuple[Caller, ...]:
         for number, line in lines
         if line.strip() and not line.lstrip().startswith("#")
     )
+
+
+def check_length(secret: str, where: str) -> None:
+    """Refuse a single token or a key that can be guessed; lines with hashes say nothing of their tokens.
+
+    Raises
+    ------
+    OperatorError
+        It is too short. The error does not show it.
+    """
+    if len(secret.split()) == 1 and len(secret.strip()) < LEAST_SECRET:
+        raise OperatorError(
+            f"{where} has fewer than {LEAST_SECRET} characters, so that it can be guessed: make another one with `openssl rand -hex 32`"
+        )
 
 
 def find_caller(callers: tuple[Caller, ...], token: str, now: datetime) -> Caller | None:
@@ -112,7 +146,7 @@ def _last_valid(
 
 
 def _read_line(words: list[str], where: str) -> Caller:
-    form = "write NAME sha256:HEX [until=TIME] [MODEL ...], or cert:IDENTITY or uid:NUMBER in place of sha256:HEX"
+    form = "write NAME sha256:HEX [until=TIME] [may=SCOPE,...] [MODEL ...], or cert:IDENTITY or uid:NUMBER in place of sha256:HEX"
     name, *rest = words
     if not _NAME.fullmatch(name):
         raise OperatorError(
@@ -128,6 +162,9 @@ def _read_line(words: list[str], where: str) -> Caller:
     models = rest[1:]
     if models and models[0].startswith(_UNTIL):
         until = _time(models.pop(0).removeprefix(_UNTIL), where)
+    scopes = ALL_SCOPES
+    if models and models[0].startswith(_MAY):
+        scopes = _scopes(models.pop(0).removeprefix(_MAY), where)
     if sum(len(model.encode()) for model in models) > _MODELS_BYTES:
         raise OperatorError(
             f"{where}: the names of the models have more than {_MODELS_BYTES} bytes: use patterns"
@@ -139,7 +176,17 @@ def _read_line(words: list[str], where: str) -> Caller:
         user=None if user is None else int(user[1]),
         until=until,
         models=tuple(models),
+        scopes=scopes,
     )
+
+
+def _scopes(text: str, where: str) -> frozenset[Scope]:
+    try:
+        return frozenset(map(Scope, text.split(",")))
+    except ValueError as error:
+        raise OperatorError(
+            f"{where}: may= names something unknown: write one or more of {','.join(Scope)}"
+        ) from error
 
 
 def _time(text: str, where: str) -> datetime:

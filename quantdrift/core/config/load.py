@@ -12,7 +12,7 @@ import msgspec
 
 from quantdrift.core import plugins
 from quantdrift.core.config.address import is_loopback, read_address
-from quantdrift.core.config.callers import read_callers
+from quantdrift.core.config.callers import ALL_SCOPES, check_length, read_callers
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.cost import read_values
 from quantdrift.core.config.parts import Parts, read_parts
@@ -236,6 +236,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
             raise OperatorError(
                 "capture.hmac is set but has no key: set QUANTDRIFT_HMAC_KEY or capture.hmac_key_file"
             )
+        check_length(key, "the key of capture.hmac")
         if is_key_file(key.encode()):
             try:
                 read_keys(key.encode(), "capture.hmac_key_file", config.capture.hmac_key_file)
@@ -297,9 +298,12 @@ def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
     if not (intake.listen or intake.kserve_logger or intake.ext_proc or intake.tap):
         return ""
     token = _secret(env, "QUANTDRIFT_INTAKE_TOKEN", intake.token_file)
-    read_callers(
-        token, f"intake.token_file {intake.token_file}" if intake.token_file else "QUANTDRIFT_INTAKE_TOKEN"
-    )
+    where = f"intake.token_file {intake.token_file}" if intake.token_file else "QUANTDRIFT_INTAKE_TOKEN"
+    check_length(token, where)
+    if any(caller.scopes != ALL_SCOPES for caller in read_callers(token, where)):
+        raise OperatorError(
+            f"{where} has `may=`, which is for web.token_file and monitor.gate_token_file: remove it"
+        )
     asking = []
     if intake.kserve_logger:
         asking.append("intake.kserve_logger")
@@ -319,6 +323,7 @@ def _web_token(env: Mapping[str, str], config: Config) -> str:
     where = f"web.token_file {file}" if file else TOKEN_VARIABLE
     if file and not token:
         raise OperatorError(f"{where} is empty: write a token in it, or remove the option")
+    check_length(token, where)
     if any(caller.models for caller in read_callers(token, where)):
         raise OperatorError(f"{where} names models, but the page shows all models: remove their names")
     if is_open(config.web, token):
@@ -336,6 +341,7 @@ def _gate_token(config: Config) -> str:
         raise OperatorError(
             f"monitor.gate_token_file {file} is empty: write a token in it, or remove the option"
         )
+    check_length(token, f"monitor.gate_token_file {file}")
     read_callers(token, f"monitor.gate_token_file {file}")
     return token
 

@@ -1,7 +1,8 @@
 """Who may read the page: everybody on this machine, whoever has a token, or whom a trusted proxy names.
 
-A session is a cookie with a name, an end and a mark that only this process can make: nothing is stored, and a restart ends
-all sessions.
+A session is a cookie with a name, a number, an end and a mark that only this process can make, of the token too: it ends when the person
+logs out, when the token is replaced, and with this process. A right token is never refused, however many wrong ones came from the
+same address: behind a proxy everybody has one. That tokens cannot be guessed is the matter of their length.
 """
 
 import base64
@@ -10,17 +11,16 @@ import hmac
 import ipaddress
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.address import host_of, is_own_host, read_address
-from quantdrift.core.config.callers import Caller, find_caller, read_callers
+from quantdrift.core.config.callers import ALL_SCOPES, Caller, Scope, find_caller, read_callers
 from quantdrift.core.config.web import Web
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import plain
@@ -28,7 +28,8 @@ from quantdrift.core.text import plain
 SESSION_S: Final = 12 * 3600
 """Time after which a person logs in again: a shift."""
 MOST_FAILURES: Final = 10
-"""Wrong tokens of one address within `WINDOW_S`; more are refused without a look at them."""
+"""Wrong tokens of one address within `WINDOW_S`; after more it is told to wait, and they are not logged any more."""
+_MOST_ENDED: Final = 10_000
 WINDOW_S: Final = 60.0
 _MOST_ADDRESSES: Final = 1024
 _MOST_NAME: Final = 200
@@ -41,9 +42,12 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     name
         As the token file or the proxy names the person; empty where nobody logs in.
+    scopes
+        What the person, or the program, may do.
     """
 
     name: str = ""
+    scopes: frozenset[Scope] = ALL_SCOPES
 
 
 class Access:
@@ -64,6 +68,7 @@ class Access:
         self._networks = [ipaddress.ip_network(proxy) for proxy in web.proxies]
         self._key = secrets.token_bytes(32)
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._ended: dict[str, float] = {}  # marks of sessions that were logged out, until their end
         self._hosts = {read_address(web.listen).host.lower()}
         if web.url:
             self._hosts.add(host_of(web.url.partition("://")[2]))
@@ -78,6 +83,11 @@ class Access:
         """Whether people reach the page by https, so that the cookie is for https alone."""
         return self._web.url.startswith("https://")
 
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie: over https one that no other host of the domain can set."""
+        return "__Host-quantdrift_session" if self.is_encrypted else "quantdrift_session"
+
     def allows_host(self, host: str) -> bool:
         """Return whether a request's Host is a name of this page."""
         return is_own_host(host, self._hosts)
@@ -87,8 +97,10 @@ class Access:
         scheme, separator, rest = origin.partition("://")
         return bool(separator) and scheme in {"http", "https"} and rest.lower() == host.lower()
 
-    def identify(self, peer: str, headers: Mapping[str, str], cookie: str) -> Person | None:
-        """Return who sent a request, None if the person must log in.
+    def identify(
+        self, peer: str, headers: CIMultiDictProxy[str] | CIMultiDict[str], cookie: str
+    ) -> Person | None:
+        """Return who sent a request, None if the person must log in, or has two names.
 
         Parameters
         ----------
@@ -98,7 +110,10 @@ class Access:
             Of the session; empty: none.
         """
         if self._web.identity_header and self._is_proxy(peer):
-            name = plain(headers.get(self._web.identity_header, ""), _MOST_NAME)
+            names = headers.getall(self._web.identity_header, [])
+            if len(names) > 1:
+                return None  # one of them is the client's
+            name = plain(names[0], _MOST_NAME) if names else ""
             if name:
                 return Person(name=name)
         if self._token:
@@ -109,13 +124,25 @@ class Access:
         return None if self._web.identity_header else Person()
 
     def log_in(self, token: str, peer: str) -> str | None:
-        """Return the cookie of a new session, None if the token is wrong or the address tried too often."""
-        person = self._by_token(token, peer)
-        if person is None:
+        """Return the cookie of a new session, None if the token is wrong."""
+        caller = self._caller(token, peer)
+        if caller is None:
             return None
         until = int(self._clock.now().timestamp()) + SESSION_S
-        body = f"{base64.urlsafe_b64encode(person.name.encode()).decode()}.{until}"
-        return f"{body}.{self._mark('session', body)}"
+        name = base64.urlsafe_b64encode(caller.name.encode()).decode()
+        body = f"{name}.{secrets.token_hex(8)}.{until}"
+        return f"{body}.{self._session_mark(body, caller)}"
+
+    def log_out(self, cookie: str) -> None:
+        """End a session, whoever has its cookie."""
+        now_s = self._clock.now().timestamp()
+        if self._by_cookie(cookie) is None:
+            return
+        self._ended = {mark: until for mark, until in self._ended.items() if until > now_s}
+        while len(self._ended) >= _MOST_ENDED:
+            del self._ended[min(self._ended, key=self._ended.__getitem__)]
+        body, _, mark = cookie.rpartition(".")
+        self._ended[mark] = int(body.rpartition(".")[2])
 
     def is_limited(self, peer: str) -> bool:
         """Return whether an address has sent too many wrong tokens."""
@@ -131,31 +158,36 @@ class Access:
         return hmac.compare_digest(self.form_mark(person).encode(), mark.encode(errors="replace"))
 
     def _by_token(self, token: str, peer: str) -> Person | None:
-        if self.is_limited(peer):
-            return None
+        caller = self._caller(token, peer)
+        return None if caller is None else Person(name=caller.name, scopes=caller.scopes)
+
+    def _caller(self, token: str, peer: str) -> Caller | None:
         caller = find_caller(self._callers(), token, self._clock.now())
         if caller is None:
             self._count_failure(peer)
-            return None
-        return Person(name=caller.name)
+        return caller
 
     def _by_cookie(self, cookie: str) -> Person | None:
         body, _, mark = cookie.rpartition(".")
-        if not body or not hmac.compare_digest(
-            self._mark("session", body).encode(), mark.encode(errors="replace")
-        ):
-            return None
-        name, _, until = body.partition(".")
+        name, _, rest = body.partition(".")
+        until = rest.rpartition(".")[2]
         now = self._clock.now()
-        person = Person(name=base64.urlsafe_b64decode(name).decode())
-        is_caller = any(
-            caller.name == person.name and (caller.until is None or now < caller.until)
-            for caller in self._callers()
-        )
-        return person if is_caller and datetime.fromtimestamp(int(until), UTC) > now else None
+        if not until.isdecimal() or int(until) <= now.timestamp() or mark in self._ended:
+            return None
+        for caller in self._callers():
+            is_valid = caller.until is None or now < caller.until
+            is_of = hmac.compare_digest(
+                self._session_mark(body, caller).encode(), mark.encode(errors="replace")
+            )
+            if is_valid and is_of:
+                return Person(name=base64.urlsafe_b64decode(name).decode(), scopes=caller.scopes)
+        return None
+
+    def _session_mark(self, body: str, caller: Caller) -> str:
+        return self._mark("session", f"{body}\n{caller.name}\n{caller.token_hash.hex()}")
 
     def _callers(self) -> tuple[Caller, ...]:
-        """Return the callers that the file names now, so that a removed line ends the sessions of its person."""
+        """Return the callers that the file names now, so that a line that is removed or gets another token ends the sessions of its person."""
         text = self._token
         if self._web.token_file:
             try:

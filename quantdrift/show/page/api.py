@@ -241,6 +241,7 @@ def _operation(resource: Resource) -> dict[str, Any]:
             "200": {"description": resource.summary, "content": {"application/json": {"schema": page}}},
             "400": {"description": "A parameter is wrong.", "content": wrong},
             "401": {"description": "No token, or a wrong one.", "content": wrong},
+            "403": {"description": "The token is not for this.", "content": wrong},
             "503": {"description": "The database does not answer, or not in time.", "content": wrong},
         },
     }

@@ -9,11 +9,11 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from quantdrift.core.config.callers import Scope
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.show.page.access import ACCESS, PERSON
 from quantdrift.show.page.rendering import render
 
-COOKIE: Final = "quantdrift_session"
 _LOG = logging.getLogger(__name__)
 _PUBLIC: Final = frozenset({"/livez", "/readyz", "/login"})
 _STATIC: Final = "/static/"
@@ -71,6 +71,15 @@ def _refusal(request: web.Request) -> web.Response | None:
     return None
 
 
+def _scope(request: web.Request) -> Scope | None:
+    """Return what a login must be for to send a request; None: every one may."""
+    if request.path in _PUBLIC or request.path == "/logout" or request.path.startswith(_STATIC):
+        return None
+    if request.method in {"GET", "HEAD"}:
+        return Scope.READ
+    return Scope.LABELS if request.path.startswith(_API) else Scope.ACKNOWLEDGE
+
+
 def _log_in_first(request: web.Request) -> web.StreamResponse:
     if request.path.startswith(_API):
         return problem(
@@ -78,7 +87,10 @@ def _log_in_first(request: web.Request) -> web.StreamResponse:
         )
     if not request.app[ACCESS].has_login:
         return web.Response(status=403, text="Open this page through the proxy that logs you in.\n")
-    if request.headers.get("Sec-Fetch-Site") == "cross-site" and COOKIE not in request.cookies:
+    if (
+        request.headers.get("Sec-Fetch-Site") == "cross-site"
+        and request.app[ACCESS].cookie not in request.cookies
+    ):
         # From a link in a mail or chat the browser sends no cookie of SameSite=Strict; after a reload by our own page it does.
         return web.Response(
             text='<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0"><title>quantdrift</title>',
@@ -100,15 +112,18 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if refusal := _refusal(request):
         return refusal
     access = request.app[ACCESS]
-    person = access.identify(request.remote or "", request.headers, request.cookies.get(COOKIE, ""))
+    person = access.identify(request.remote or "", request.headers, request.cookies.get(access.cookie, ""))
     if person is not None:
         request[PERSON] = person
     try:
         if person is None and request.path not in _PUBLIC and not request.path.startswith(_STATIC):
             return _log_in_first(request)
+        if person is not None and (scope := _scope(request)) not in {None, *person.scopes}:
+            why = f"This login is not for `{scope}`: see may= in its line of web.token_file."
+            return await _said(request, 403, why, code="not_allowed")
         answer = await handler(request)
     except ProblemError as error:
-        answer = problem(error.status, error.code, error.detail)
+        answer = await _said(request, error.status, error.detail, code=error.code)
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -122,11 +137,13 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     return answer
 
 
-async def _said(request: web.Request, status: int, text: str, allowed: str = "") -> web.StreamResponse:
+async def _said(
+    request: web.Request, status: int, text: str, allowed: str = "", *, code: str = ""
+) -> web.StreamResponse:
     """Return an error as a page, or as a problem document where a program asked."""
     headers = {"Allow": allowed} if allowed else {}
     if request.path.startswith(_API):
-        return problem(status, _CODES.get(status, f"http_{status}"), text, headers)
+        return problem(status, code or _CODES.get(status, f"http_{status}"), text, headers)
     answer = render(request, "error.html", status=status, text=text)
     answer.headers.update(headers)
     return answer

@@ -178,7 +178,7 @@ def described() -> dict[str, Any]:
     problems = {
         "400": "A parameter or the CSV is wrong.",
         "401": "No token, or a wrong one.",
-        "403": "Without a login, or from another site, or this server may not write.",
+        "403": "Without a login, or with one that is not for this, or from another site, or this server may not write.",
         "408": "The body came too slowly.",
         "413": f"More than {MOST_BYTES // 2**20} MiB, or more than {MOST_ROWS:,} rows.",
         "415": "The body is no CSV.",

@@ -21,7 +21,7 @@ from quantdrift.show.page.alert import act_on_alert, alert_page, alerts
 from quantdrift.show.page.api import api_routes
 from quantdrift.show.page.compare import compare
 from quantdrift.show.page.events import FEED, Feed, events
-from quantdrift.show.page.guard import COOKIE, form_problem, guard, secure
+from quantdrift.show.page.guard import form_problem, guard, secure
 from quantdrift.show.page.incident import act_on_incident, incident_page, incidents
 from quantdrift.show.page.labels import LABELS, STATEMENT_S, LabelStore
 from quantdrift.show.page.overview import overview
@@ -157,12 +157,13 @@ async def _log_in(request: web.Request) -> web.Response:
                 if access.is_limited(peer)
                 else "this token is wrong, or has expired"
             )
-            _LOG.warning("a login from %s failed", peer)
+            if not access.is_limited(peer):
+                _LOG.warning("a login from %s failed", peer)
         status = 429 if access.is_limited(peer) else 403
         return render(request, "login.html", status=status, next=target, problem=problem)
     answer = web.Response(status=303, headers={"Location": target})
     answer.set_cookie(
-        COOKIE,
+        access.cookie,
         cookie,
         max_age=SESSION_S,
         httponly=True,
@@ -177,8 +178,10 @@ async def _log_out(request: web.Request) -> web.Response:
     form = await request.post()
     if problem := form_problem(request, str(form.get(FORM_MARK, ""))):
         return render(request, "error.html", status=403, text=problem)
+    access = request.app[ACCESS]
+    access.log_out(request.cookies.get(access.cookie, ""))
     answer = web.Response(status=303, headers={"Location": "/login"})
-    answer.del_cookie(COOKIE, path="/")
+    answer.del_cookie(access.cookie, path="/", secure=access.is_encrypted, httponly=True, samesite="Strict")
     return answer
 
 
