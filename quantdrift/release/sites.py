@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.models.runtimes.onnx.precision import check_external
 from quantdrift.models.runtimes.onnx.session import ERRORS
 from quantdrift.models.tensors.arrays import Array
 
@@ -371,11 +372,14 @@ def _of_one_item(model: Any) -> Any:
 
 
 def loaded(path: Path, what: str) -> Any:
-    """Return an ONNX file."""
+    """Return an ONNX file with its external data."""
     try:
+        check_external(path, onnx.load(path, load_external_data=False), what)
         return onnx.load(path)
     except DecodeError as error:
         raise OperatorError(f"the {what} {path} is not an ONNX model") from error
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise OperatorError(f"the {what} {path} has external data that does not fit it") from error
     except OSError as error:
         raise OperatorError(
             f"the {what} {error.filename or path} cannot be read: {error.strerror}"

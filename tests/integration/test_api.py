@@ -387,4 +387,6 @@ async def test_the_token_of_a_program_that_sends_labels_acknowledges_and_reads_n
                 acknowledged = answer.status
             sent, _ = await send(f"{url}/{path}", rows, **bearer)
             assert (read, page, acknowledged, sent) == statuses, name
-    assert await record.fetchval("select count(*) from alert_action where identity in ('labels', 'wall')") == 0
+    assert (
+        await record.fetchval("select count(*) from alert_action where identity in ('labels', 'wall')") == 0
+    )

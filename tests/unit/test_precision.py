@@ -1,5 +1,7 @@
 """Which ONNX graphs are refused as a reference."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from quantdrift.models.runtimes.onnx.precision import external_files, findings
 from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime, inspect
 from quantdrift.models.runtimes.protocol import digest_of
 from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.release.sites import loaded
 from tests.support.shadow.onnx_models import WEIGHT, linear_model, model_of, saved
 
 pytestmark = pytest.mark.unit
@@ -173,3 +176,58 @@ def test_a_reference_with_another_digest_than_the_pinned_one_is_refused(tmp_path
     assert open_reference(opening(digest_of(path))).artefact.digest == digest_of(path)
     with pytest.raises(OperatorError, match=f"is sha256:{digest_of(path)}, but .* pins sha256:{'0' * 64}"):
         open_reference(opening("0" * 64))
+
+
+def _outside(folder: Path) -> str:
+    (folder.parent / "secret.bin").write_bytes(bytes(64))
+    return "../secret.bin"
+
+
+def _link(folder: Path) -> str:
+    (folder / "link.bin").symlink_to(folder / _outside(folder))
+    return "link.bin"
+
+
+def _pipe(folder: Path) -> str:
+    os.mkfifo(folder / "pipe.bin")
+    return "pipe.bin"
+
+
+def _sparse(folder: Path) -> str:
+    with (folder / "sparse.bin").open("wb") as file:
+        file.truncate((1 << 40) + 1)
+    return "sparse.bin"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: "/dev/zero",
+        lambda _: "../../../../../../../../../../dev/zero",
+        lambda _: "/etc/passwd",
+        lambda _: "missing.bin",
+        lambda _: "a\x1b[31m\u202e.bin",
+        _outside,
+        _link,
+        _pipe,
+        _sparse,
+    ],
+    ids=["device", "device above", "elsewhere", "missing", "escapes", "above", "link", "pipe", "sparse"],
+)
+def test_hostile_external_data_is_refused_before_it_is_read(
+    make: Callable[[Path], str], tmp_path: Path
+) -> None:
+    """A device or a pipe never ends, and a file elsewhere is none of the model's: also for `diagnose` and `repair`, in words."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weight = TensorProto(
+        name="w", data_type=TensorProto.FLOAT, dims=[4, 4], data_location=TensorProto.EXTERNAL
+    )
+    weight.external_data.add(key="location", value=make(folder))
+    weight.external_data.add(key="length", value="64")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [X], [Y], [weight])
+    (folder / "model.onnx").write_bytes(model_of(graph).SerializeToString())
+    for read in (lambda path: inspect(path), lambda path: loaded(path, "candidate")):
+        with pytest.raises(OperatorError, match="external data") as refused:
+            read(folder / "model.onnx")
+        assert not set("\x1b\u202e") & set(str(refused.value))

@@ -1,9 +1,19 @@
 """The precision check of an ONNX graph: a reference must be free of quantisation and of reduced precision."""
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from stat import S_ISREG
+from typing import Final
 
 import msgspec
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.text import plain
+
+_MOST_EXTERNAL: Final = (
+    1 << 40
+)  # bytes; a sparse file of any length costs nothing to make, and to read it takes for ever
 
 _QUANTISED_PREFIXES = ("QLinear", "QOrdered")
 _QUANTISED = frozenset(
@@ -100,6 +110,38 @@ def external_files(model: ModelProto) -> tuple[str, ...]:
             }
         )
     )
+
+
+def check_external(path: Path, model: ModelProto, what: str) -> None:
+    """Check, before anything reads them, that the external data files of a graph are ordinary files in its own folder.
+
+    A graph may name anything: a device or a pipe that never ends, or a file of somebody else.
+
+    Raises
+    ------
+    OperatorError
+        One is not, does not exist, or all of them are larger than any model.
+    """
+    folder, total = path.resolve().parent, 0
+    for name in external_files(model):
+        try:
+            is_inside = (folder / name).resolve(strict=True).is_relative_to(folder)
+            status = (folder / name).stat()
+        except (OSError, ValueError, RuntimeError) as error:  # a null byte; links in a circle
+            why = error.strerror if isinstance(error, OSError) else "it is no path"
+            raise OperatorError(
+                f"the {what} {plain(f'{folder / name}', 400)} cannot be read ({why}): it is external data of {path.name}"
+            ) from error
+        if not is_inside or not S_ISREG(status.st_mode):
+            raise OperatorError(
+                f"the {what} {path} has external data in {plain(name, 200)!r}, which is no ordinary file in the folder of the model: do not use a"
+                " model of an origin that you do not trust"
+            )
+        total += status.st_size
+    if total > _MOST_EXTERNAL:
+        raise OperatorError(
+            f"the {what} {path} has {total:,} bytes of external data: more than {_MOST_EXTERNAL:,}"
+        )
 
 
 def _graph(graph: GraphProto, prefix: str = "") -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineRea
 from quantdrift.core.tasks import Build
 from quantdrift.models.runtimes.embedding import check_spec, tensor_name, with_output
 from quantdrift.models.runtimes.onnx.device import cuda_devices, driver_version
-from quantdrift.models.runtimes.onnx.precision import external_files, findings
+from quantdrift.models.runtimes.onnx.precision import check_external, external_files, findings
 from quantdrift.models.runtimes.onnx.session import ERRORS, ON_GPU, Engine, open_session, run_bound
 from quantdrift.models.runtimes.protocol import Artefact, Provenance, check_pin, digest_of, failure_text
 from quantdrift.models.runtimes.registry import RuntimeRequest
@@ -188,6 +188,7 @@ def _unreadable(path: Path, error: OSError, what: str) -> OperatorError:
 def _artefact(
     path: Path, model: onnx.ModelProto, allowed: tuple[str, ...], what: str = _REFERENCE
 ) -> Artefact:
+    check_external(path, model, what)
     try:
         digest = digest_of(path, external_files(model))
     except OSError as error:
