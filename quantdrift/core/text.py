@@ -24,9 +24,35 @@ UNSAFE: Final = MappingProxyType(
     dict.fromkeys((*_CONTROL, *_LINES, *_DIRECTIONS, *_SURROGATES), "\N{REPLACEMENT CHARACTER}")
 )
 """For `str.translate`: characters that change how the text around them is shown."""
+_REMOVED = dict.fromkeys(
+    (
+        *UNSAFE,
+        0x00AD,
+        0x034F,
+        0x115F,
+        0x1160,
+        0x180E,
+        0x200B,
+        *range(0x2060, 0x2065),
+        0x3164,
+        *range(0xFE00, 0xFE10),
+        0xFEFF,
+        0xFFA0,
+    )
+)  # fillers, soft hyphens, variation selectors: without a width, or of an empty glyph
+_LOOSE_JOINER = re.compile(r"(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])")
 _TAGS = str.maketrans({"<": "\u2039", ">": "\u203a"})
 _MENTION = re.compile(r"(?<!\w)@")
 _IN_LINES = {number: text for number, text in UNSAFE.items() if number not in {0x09, 0x0A}}
+
+
+def visible(text: str) -> str:
+    """Return a text without what nobody sees: two values that look alike would otherwise be two slices.
+
+    Joiners stay between letters of scripts that need them. Letters of different scripts may still look alike.
+    """
+    text = text.translate(_REMOVED)
+    return text if text.isascii() else _LOOSE_JOINER.sub("", text)
 
 
 def plain(text: str, max_length: int = 0) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.slices import TIME, attribute_key
+from quantdrift.core.text import visible
 from quantdrift.models.runtimes.canaries.canaries import read_inputs
 from quantdrift.models.tensors.arrays import Array
 
@@ -222,7 +223,7 @@ def _texts(path: Path, name: str, array: Array) -> list[str]:
             " (one text or whole number for each item): rename or remove it"
         )
     values = np.char.decode(array) if array.dtype.kind == "S" else array
-    return [str(value) for value in values.tolist()]
+    return [visible(str(value)) for value in values.tolist()]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -14,11 +14,10 @@ import msgspec
 from quantdrift.core.config.schema import Capture
 from quantdrift.core.config.strata import MAX_VALUE_BYTES
 from quantdrift.core.keys import KeyFile, KeyRing
-from quantdrift.core.text import UNSAFE
+from quantdrift.core.text import visible
 
 _HMAC_DIGITS = 32
 _PURPOSE = b"quantdrift attribute 1"
-_REMOVED = dict.fromkeys(UNSAFE)  # Postgres refuses NUL; the others break logs, tables and terminals
 
 
 class Attributes:
@@ -115,8 +114,8 @@ def _digest(key: bytes, text: str) -> str:
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Return the longest prefix of `text` within `max_bytes`, without control characters, direction marks and surrogates."""
-    return text.translate(_REMOVED).encode(errors="ignore")[:max_bytes].decode(errors="ignore")
+    """Return the longest prefix of `text` within `max_bytes`, without what nobody sees: Postgres refuses NUL, too."""
+    return visible(text).encode(errors="ignore")[:max_bytes].decode(errors="ignore")
 
 
 def as_text(value: Any) -> str:

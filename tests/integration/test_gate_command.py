@@ -298,6 +298,21 @@ def test_junit_has_a_case_for_each_answer(directory: Path) -> None:
     assert names["candidate"].startswith("sha256:")
 
 
+def test_escape_sequences_of_a_recording_reach_no_terminal_and_no_report(directory: Path) -> None:
+    """The values are as capture would record them, twins that look alike are one slice, and JUnit's XML is well formed."""
+    user = '[[slices]]\nname = "user"\nheader = "x-user"\n'
+    _configure(directory, slices=user)
+    hostile = ["a\x1b[31m", "b\u202ec", "a[31m\u200b", "d]]><x/>"]
+    _record(directory / "rec.npz", user=np.repeat(hostile, N // 4))
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--junit", "gate.xml")
+    assert done.returncode in {0, 4}, done.stderr
+    assert not {"\x1b", "\u202e", "\u200b"} & set(done.stdout + done.stderr)
+    cases = {
+        case.attrib["name"].partition(": ")[0] for case in ET.parse(directory / "gate.xml").iter("testcase")
+    }
+    assert cases >= {"user=a[31m", "user=bc", "user=d]]><x/>"}
+
+
 @pytest.mark.parametrize("values", ['values = ["office", "archive"]', ""])
 def test_a_route_serves_its_slice_with_a_file_of_its_own(directory: Path, values: str) -> None:
     """The archive is served by the good model and the rest by the worse one, in one file with both scanners mixed."""

@@ -69,6 +69,22 @@ def test_an_attribute_is_recorded_without_them() -> None:
     assert cut(HOSTILE, 100) == "a[2J31mbcde"
 
 
+def test_a_twin_that_looks_like_another_slice_is_the_same_slice() -> None:
+    """What has no width is left out at capture; joiners stay in the scripts that are written with them."""
+    twins = (
+        "office\u200b",
+        "\ufeffoffice",
+        "of\u00adfice",
+        "of\u200dfice",
+        "office\u2060",
+        "off\u3164ice",
+        "office\ufe0f",
+    )
+    assert {cut(twin, 100) for twin in twins} == {"office"}
+    persian = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
+    assert cut(persian, 100) == persian
+
+
 def test_what_comes_from_the_stream_is_made_safe_before_it_is_stored() -> None:
     """Whoever can publish to the stream cannot put escape sequences into a name."""
     forged = exchange_of(INPUTS, version=HOSTILE, attributes={"header.x": HOSTILE, HOSTILE: "y"})

@@ -15,6 +15,7 @@ from quantdrift.cli.release.reference import REFERENCE
 from quantdrift.core.config.load import load
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.slices import ALL
+from quantdrift.core.text import plain_lines
 
 _EXIT: Final = {"pass": 0, "fail": 3, "insufficient": 4}
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -198,7 +199,7 @@ def gate(
     if as_json:
         emit(result.to_dict())
     else:
-        click.echo(str(result))
+        click.echo(plain_lines(str(result)))
     if result.live and result.live.interrupted:
         sys.exit(stops[0].exit_code)
     if junit is not None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
-from quantdrift.core.config.address import read_address
+from quantdrift.core.config.address import is_loopback, is_own_host, read_address
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.http_port import LIMITS, HttpPort, Limits
 
@@ -16,6 +17,24 @@ INSTANCE: Final = "QUANTDRIFT_INSTANCE"
 """Environment variable whose value /readyz returns, so that a parent can identify its own child process."""
 INSTANCE_HEADER: Final = "Quantdrift-Instance"
 _BODY_BYTES: Final = 4096  # a gate's alone is read
+
+
+def _own_host(listen: str) -> Middleware:
+    """Return what refuses requests under a name that somebody else pointed to this machine, to read its ports by a browser.
+
+    Elsewhere than on loopback a port has names that only the cluster knows.
+    """
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        host = request.headers.get("Host", "")
+        if host and is_loopback(listen) and not is_own_host(host, {listen.lower()}):
+            return web.Response(
+                status=421, text="This name is not one of this port: use localhost or the IP address.\n"
+            )
+        return await handler(request)
+
+    return guarded
 
 
 class Admin:
@@ -57,7 +76,7 @@ class Admin:
         self._host = where.host
         self.port = where.port
         self._ready = ready
-        app = web.Application(client_max_size=_BODY_BYTES)
+        app = web.Application(client_max_size=_BODY_BYTES, middlewares=[_own_host(where.host)])
         app.add_routes(
             [
                 web.get("/livez", self._livez),

@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import quote, urlencode
 from xml.etree import ElementTree as ET
 
-from quantdrift.core.text import Table
+from quantdrift.core.text import Table, plain
 from quantdrift.facts.gate import Decision, Followed, Kind, Load, Outcome, SliceAnswer
 from quantdrift.facts.words.alert import how_to_declare
 
@@ -152,7 +152,7 @@ def junit(decision: Decision) -> bytes:
         ("verdict", decision.verdict.value),
     )
     for key, value in (*named, *(("not judged", reason) for reason in decision.not_judged)):
-        ET.SubElement(properties, "property", name=key, value=value)
+        ET.SubElement(properties, "property", name=key, value=plain(value))
     suite.extend(_case(decision, answer) for answer in decision.slices)
     ET.indent(suite)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(suite, encoding="unicode")}\n'.encode()
@@ -160,7 +160,7 @@ def junit(decision: Decision) -> bytes:
 
 def _case(decision: Decision, answer: SliceAnswer) -> ET.Element:
     name = f"{answer.slice}: {_question(decision, answer)}"
-    case = ET.Element("testcase", classname=_SECTION, name=name)
+    case = ET.Element("testcase", classname=_SECTION, name=plain(name))
     text = f"{_mean(answer)} of {answer.n}, limit {_limit(answer)}"
     if answer.verdict is Outcome.FAIL:
         ET.SubElement(case, "failure", type="fail", message=text)

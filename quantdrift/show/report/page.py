@@ -252,10 +252,13 @@ def render(
 
 
 def _store(path: Path, text: str) -> None:
-    """Write the file completely or not at all."""
+    """Write the file completely or not at all; a new one for its owner alone, because it has names that clients choose."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch(mode=0o600)
+        if path.exists():
+            draft.chmod(path.stat().st_mode & 0o777)
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
