@@ -24,11 +24,12 @@ from quantdrift.core.errors import OperatorError
 _LOG = logging.getLogger(__name__)
 _SECRET_BYTES: Final = 32
 _POLL_S = 1.0
+_MAY_BE_PUBLIC: Final = frozenset({"stream.payload_key_file", "FILE", "OTHERS"})
 _ONLY_OPENS: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _Id = Annotated[str, msgspec.Meta(pattern=r"^k[0-9a-f]{8}\Z")]
 
 
-class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One key. Its `repr` shows no secret.
 
     Parameters
@@ -38,13 +39,16 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     created, used_from
         When it was created, and when it replaces the one before.
     secret
-        32 random bytes.
+        32 random bytes; none of a public key.
+    public
+        Of a key that only encrypts payloads: X25519, 32 bytes. Its secret is in the shadow's file alone.
     """
 
     id: _Id
     created: datetime
     used_from: datetime
-    secret: bytes
+    secret: bytes = b""
+    public: bytes = b""
 
     @classmethod
     def create(cls, now: datetime, wait_s: float = 0.0) -> Self:
@@ -60,7 +64,17 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return f"Key(id={self.id!r}, ...)"
 
     def derived(self, purpose: bytes) -> bytes:
-        """Return 32 bytes for one purpose (HMAC-SHA256), so that no two uses of a file share a key."""
+        """Return 32 bytes for one purpose (HMAC-SHA256), so that no two uses of a file share a key.
+
+        Raises
+        ------
+        OperatorError
+            It is a public key.
+        """
+        if not self.secret:
+            raise OperatorError(
+                f"{self.id} is a public key, which only encrypts payloads: use the file that has its secret"
+            )
         return _derived(self.secret, purpose)
 
 
@@ -79,9 +93,14 @@ class KeyRing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
         The first one is used before its time by a host whose clock is behind.
         """
-        making = [key for key in self.keys if key.used_from > _ONLY_OPENS] or self.keys
+        making = self.making
         used = [key for key in making if key.used_from <= now]
         return max(used, key=lambda key: key.used_from) if used else min(making, key=lambda k: k.used_from)
+
+    @property
+    def making(self) -> tuple[Key, ...]:
+        """The keys that make what is new, or will: not those that were joined."""
+        return tuple(key for key in self.keys if key.used_from > _ONLY_OPENS) or self.keys
 
     def joined(self, other: Self) -> Self:
         """Return this ring with the keys of another one, which only open what they made: this one's go on making what is new."""
@@ -116,8 +135,15 @@ def read_keys(text: bytes, option: str, path: str | Path) -> KeyRing:
         ) from error
     if not ring.keys or len({key.id for key in ring.keys}) < len(ring.keys):
         raise OperatorError(f"{option}: {path} has no keys, or two with one id: create another key file")
-    if any(len(key.secret) != _SECRET_BYTES or key.used_from.tzinfo is None for key in ring.keys):
+    if any(
+        {len(key.secret), len(key.public)} != {0, _SECRET_BYTES} or key.used_from.tzinfo is None
+        for key in ring.keys
+    ):
         raise OperatorError(f"{option}: {path} has a key that is not 32 bytes long, or a time without a zone")
+    if option not in _MAY_BE_PUBLIC and any(key.public for key in ring.keys):
+        raise OperatorError(
+            f"{option}: {path} has public keys, which only encrypt payloads: create one with `quantdrift keys new FILE`"
+        )
     return ring
 
 

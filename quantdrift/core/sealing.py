@@ -5,10 +5,15 @@ message has a random nonce of 192 bits. Any number of sidecars may share a key: 
 under one key have the same nonce is below n^2 / 2^193, that is 2^-33 after 2^80 messages (section 2.1 of that draft), so
 no process has to count or to coordinate. A key is replaced because it may have become known, not because it is used up.
 
+A sidecar may have the public half of the shadow's key alone. Then each message has a key of its own: the X25519 agreement of a key pair
+that is made for it with the public one, through BLAKE2b (as libsodium's sealed boxes, which authenticate no further data). Who has what
+a sidecar has opens nothing, not even what that sidecar has sent.
+
 The model and the id of the exchange stay readable in the envelope. They are authenticated with the message: a ciphertext
 that is moved to another model, or gets another id, cannot be opened.
 """
 
+import hashlib
 from typing import Final
 
 import msgspec
@@ -21,6 +26,8 @@ from nacl.bindings import (
 from nacl.bindings import (
     crypto_aead_xchacha20poly1305_ietf_NPUBBYTES as NONCE_BYTES,
 )
+from nacl.bindings import crypto_scalarmult as agreement
+from nacl.bindings import crypto_scalarmult_base as base
 from nacl.exceptions import CryptoError
 from nacl.utils import random
 
@@ -28,8 +35,11 @@ from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.keys import Key, KeyRing
 
 _HEAD: Final = b"S\x01"  # the kind of the record and its version, as in `quantdrift.core.codec`
+_TO_PUBLIC: Final = b"S\x02"
 _PURPOSE: Final = b"quantdrift payload 1"
-SEALED_BYTES: Final = 128
+_BOX: Final = b"quantdrift payload box 1"
+_POINT_BYTES: Final = 32
+SEALED_BYTES: Final = 176
 """An encrypted message is at most this much longer than the plain one, with the name of its model twice."""
 
 
@@ -41,7 +51,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     key_id, model, exchange_id
         The key, the model and the exchange; the last is empty if it was not known.
     nonce, data
-        24 random bytes; the ciphertext with its tag.
+        24 random bytes, after the public key of the message if it was encrypted to one; the ciphertext with its tag.
     """
 
     key_id: str
@@ -61,10 +71,26 @@ def is_sealed(wire: bytes) -> bool:
 
 def seal(wire: bytes, key: Key, *, model: str, exchange_id: str) -> bytes:
     """Return a message encrypted for one model and one exchange."""
-    nonce = random(NONCE_BYTES)
-    data = encrypt(wire, _bound(key.id, model, exchange_id), nonce, key.derived(_PURPOSE))
-    envelope = Envelope(key_id=key.id, model=model, exchange_id=exchange_id, nonce=nonce, data=data)
-    return _HEAD + msgspec.msgpack.encode(envelope)
+    nonce, own, head = random(NONCE_BYTES), b"", _HEAD
+    if key.public:
+        secret = random(_POINT_BYTES)
+        own, head = base(secret), _TO_PUBLIC
+        message_key = _agreed(agreement(secret, key.public), own, key.public)
+    else:
+        message_key = key.derived(_PURPOSE)
+    data = encrypt(wire, _bound(key.id, model, exchange_id), nonce, message_key)
+    envelope = Envelope(key_id=key.id, model=model, exchange_id=exchange_id, nonce=own + nonce, data=data)
+    return head + msgspec.msgpack.encode(envelope)
+
+
+def public_half(ring: KeyRing) -> KeyRing:
+    """Return the keys of a ring that make what is new, without their secrets: they encrypt for who has the ring, and open nothing."""
+    return KeyRing(
+        keys=tuple(
+            msgspec.structs.replace(key, secret=b"", public=key.public or base(key.derived(_BOX)))
+            for key in ring.making
+        )
+    )
 
 
 def envelope_of(wire: bytes) -> Envelope:
@@ -75,7 +101,7 @@ def envelope_of(wire: bytes) -> Envelope:
     QuarantineError
         Reason `decode`: it is none.
     """
-    if wire[:2] != _HEAD:
+    if wire[:2] not in {_HEAD, _TO_PUBLIC}:
         raise QuarantineError(QuarantineReason.DECODE, "not an encrypted message of a version that is known")
     try:
         return _DECODER.decode(memoryview(wire)[2:])
@@ -103,19 +129,26 @@ def unseal(wire: bytes, ring: KeyRing, model: str) -> bytes:
             QuarantineReason.ENCRYPTED,
             "no key of stream.payload_key_file has the id of its key: keep old keys until nothing needs them",
         )
-    try:
-        return bytes(
-            decrypt(
-                envelope.data,
-                _bound(key.id, model, envelope.exchange_id),
-                envelope.nonce,
-                key.derived(_PURPOSE),
-            )
+    if not key.secret:
+        raise QuarantineError(
+            QuarantineReason.ENCRYPTED,
+            f"{key.id} is a public key here, which opens nothing: use the file with its secret",
         )
+    own, nonce = envelope.nonce[:-NONCE_BYTES], envelope.nonce[-NONCE_BYTES:]
+    try:
+        message_key = key.derived(_PURPOSE)
+        if wire[:2] == _TO_PUBLIC:
+            secret = key.derived(_BOX)
+            message_key = _agreed(agreement(secret, own), own, base(secret))
+        return bytes(decrypt(envelope.data, _bound(key.id, model, envelope.exchange_id), nonce, message_key))
     except (CryptoError, ValueError, TypeError) as error:
         raise QuarantineError(
             QuarantineReason.ENCRYPTED, "its key does not open it: it was changed, or is not what it says"
         ) from error
+
+
+def _agreed(shared: bytes, own: bytes, public: bytes) -> bytes:
+    return hashlib.blake2b(own + public, key=shared, digest_size=32, person=b"qd payload box 1").digest()
 
 
 def _bound(key_id: str, model: str, exchange_id: str) -> bytes:

@@ -26,7 +26,7 @@ from quantdrift.core.config import load
 from quantdrift.core.config.callers import find_caller, read_callers
 from quantdrift.core.config.load import Role, load_secrets
 from quantdrift.core.config.schema import Stream
-from quantdrift.core.errors import RetryError
+from quantdrift.core.errors import QuarantineError, RetryError
 from quantdrift.core.keys import read_keys
 from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.connection import Queue, durable_name
@@ -172,15 +172,20 @@ def test_each_namespace_has_keys_of_its_own(manifests: Path) -> None:
             ("quantdrift", "quantdrift-intake"),
         )
     ]
-    for name in ("sidecar.nk", "payload-keys.json", "hmac-key", "sampling-salt"):
+    for name in ("sidecar.nk", "hmac-key", "sampling-salt"):
         assert len({data[name] for data in own}) == len(own), name
     now = datetime.now(UTC)
-    shadow = read_keys(made["quantdrift", "quantdrift-shadow"]["payload-keys.json"], "", "")
+    option = "stream.payload_key_file"
+    shadow = read_keys(made["quantdrift", "quantdrift-shadow"]["payload-keys.json"], option, "")
     for data in own:
-        ring = read_keys(data["payload-keys.json"], "", "")
+        ring = read_keys(data["payload-keys.json"], option, "")
         (key,) = ring.keys
-        assert unseal(seal(b"x", key, model="faces", exchange_id="a" * 32), shadow, "faces") == b"x"
-        assert ring.find(shadow.current(now).id) is None
+        sealed = seal(b"x", key, model="faces", exchange_id="a" * 32)
+        assert unseal(sealed, shadow, "faces") == b"x"
+        by_shadow = seal(b"x", shadow.current(now), model="faces", exchange_id="a" * 32)
+        for message in (sealed, by_shadow):
+            with pytest.raises(QuarantineError, match="public key"):
+                unseal(message, ring, "faces")
     for kind in ("intake", "gate"):
         file = made["quantdrift", f"quantdrift-{'intake' if kind == 'intake' else 'monitor'}"][
             f"{kind}-tokens"

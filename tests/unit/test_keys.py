@@ -53,6 +53,43 @@ def test_only_the_key_opens_a_message_and_only_for_its_model() -> None:
     assert missing.value.reason is QuarantineReason.ENCRYPTED
 
 
+def test_who_has_what_a_sidecar_has_opens_nothing(tmp_path: Path) -> None:
+    """Neither its own messages nor those of others: the public half encrypts for the shadow, which goes on opening what older keys made."""
+    secret, public = tmp_path / "shadow.json", tmp_path / "sidecar.json"
+    for words in (("new", str(secret)), ("public", str(secret), str(public))):
+        done = CliRunner().invoke(main, ["keys", *words])
+        assert done.exit_code == 0, done.output
+    assert stat.S_IMODE(public.stat().st_mode) == 0o600
+    shadow, sidecar = (load_keys(path, "stream.payload_key_file") for path in (secret, public))
+    (key,) = sidecar.keys
+    assert not key.secret
+    older = Key.create(NOW)
+    wire = encode(exchange_of(inputs_of(2), attributes={"header.x": "CANARY"}))
+    sealed, again, before = (seal(wire, by, model="digits", exchange_id=ID) for by in (key, key, older))
+    assert b"CANARY" not in sealed
+    assert sealed != again
+    assert len(sealed) - len(wire) <= SEALED_BYTES + 2 * len("digits")
+    opening = shadow.joined(ring_of(older))
+    assert [unseal(message, opening, "digits") for message in (sealed, again, before)] == [wire] * 3
+    by_shadow = seal(wire, shadow.keys[0], model="digits", exchange_id=ID)
+    for message in (sealed, by_shadow):
+        with pytest.raises(QuarantineError, match="is a public key here, which opens nothing") as refused:
+            unseal(message, sidecar, "digits")
+        assert refused.value.reason is QuarantineReason.ENCRYPTED
+    own = envelope_of(sealed).nonce[:32]
+    for changed in (
+        sealed[:-1] + bytes([sealed[-1] ^ 1]),
+        sealed.replace(own, bytes(32)),
+        sealed.replace(own, own[::-1]),
+    ):
+        with pytest.raises(QuarantineError, match="its key does not open it"):
+            unseal(changed, shadow, "digits")
+    with pytest.raises(OperatorError, match="only encrypt payloads"):
+        load_keys(public, "capture.hmac_key_file")
+    rotated = CliRunner().invoke(main, ["keys", "rotate", str(public)])
+    assert (rotated.exit_code, "public keys" in rotated.output) == (2, True)
+
+
 def test_joined_keys_open_and_make_nothing(tmp_path: Path) -> None:
     """A file gets the keys of others, once; its own goes on making what is new, however old it is, and rotated ones are added."""
     own, others = tmp_path / "shadow.json", [tmp_path / "a.json", tmp_path / "b.json"]

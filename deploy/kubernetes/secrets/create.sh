@@ -49,16 +49,19 @@ key() { test -s "$1" || quantdrift keys new "$1" > /dev/null; }
 caller() { printf '%s sha256:%s %s\n' "$1" "$(openssl dgst -sha256 -r "$2" | cut -d ' ' -f 1)" "$(tr ',' ' ' < "$3")"; }
 
 quantdrift setup nats --config ../config/config.toml --keys nats "${sidecars[@]}" > nats-users.conf
+key shadow/payload-keys.json
 for namespace in quantdrift "${namespaces[@]}"; do
   folder=namespaces/$namespace
   cp "nats/sidecar-$namespace.nk" "$folder/sidecar.nk"
   random "$folder/sampling-salt"
   key "$folder/hmac-key"
-  key "$folder/payload-keys.json"
+  # Keys that an earlier release made for a namespace: the shadow goes on opening what they have encrypted.
+  if [ -s "$folder/payload-keys.json" ] && ! grep -q '"public"' "$folder/payload-keys.json"; then
+    quantdrift keys join shadow/payload-keys.json "$folder/payload-keys.json" > /dev/null
+  fi
+  # Sidecars encrypt for the shadow, and open nothing.
+  quantdrift keys public shadow/payload-keys.json "$folder/payload-keys.json" > /dev/null
 done
-# The shadow opens what all of them have encrypted. What it encrypts itself, only it opens.
-key shadow/payload-keys.json
-quantdrift keys join shadow/payload-keys.json namespaces/*/payload-keys.json > /dev/null
 # The programs of each namespace have tokens of their own, for its models: at the intake, and for verdicts of gates.
 : > namespaces/quantdrift/intake-tokens
 : > namespaces/quantdrift/gate-tokens

@@ -77,6 +77,10 @@ def rotate(file: Path, after: str, as_json: bool) -> None:
       quantdrift keys rotate payload-keys.json --after 30m
     """
     ring = load_keys(file, _ARGUMENT)
+    if any(key.public for key in ring.keys):
+        raise OperatorError(
+            f"{file} has public keys: rotate the file with their secrets, and write the public one again with `quantdrift keys public`"
+        )
     now = SystemClock().now()
     key = Key.create(now, span_of("--after", after).total_seconds())
     ring = KeyRing(keys=(*ring.keys, key))
@@ -102,6 +106,27 @@ def join(file: Path, others: tuple[Path, ...], as_json: bool) -> None:
     for other in others:
         ring = ring.joined(load_keys(other, "OTHERS"))
     write_keys(file, ring)
+    _show(ring, as_json=as_json)
+
+
+@keys.command("public")
+@_FILE
+@click.argument("public_file", metavar="PUBLIC", type=click.Path(dir_okay=False, path_type=Path))
+@JSON
+def public(file: Path, public_file: Path, as_json: bool) -> None:
+    """Write the public halves of FILE's keys to PUBLIC, for sidecars: with these they encrypt for the shadow, and open nothing.
+
+    FILE stays with the shadow, and with `quantdrift privacy`. Run it again after `keys rotate`, and bring PUBLIC to the sidecars before the
+    new key is used.
+
+    \b
+    Example:
+      quantdrift keys public shadow-keys.json payload-keys.json
+    """
+    from quantdrift.core.sealing import public_half
+
+    ring = public_half(load_keys(file, _ARGUMENT))
+    write_keys(public_file, ring, is_new=not public_file.exists())
     _show(ring, as_json=as_json)
 
 
