@@ -91,13 +91,15 @@ def _run(config: Path, data: Path, *more: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def _wait_page(address: str, states: Path) -> None:
+def _wait_page(address: str, states: Path, token: str = "") -> None:
     """Wait until the page works and says that it knows no model; it reads with the rights of a reader."""
     deadline = time.monotonic() + 60
     while not json.loads(states.read_text()).get("web", {}).get("works"):
         assert time.monotonic() < deadline, states.read_text()
         time.sleep(0.1)
-    with urllib.request.urlopen(f"http://{address}/", timeout=30) as answer:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    page = urllib.request.Request(f"http://{address}/", headers=headers)
+    with urllib.request.urlopen(page, timeout=30) as answer:
         assert b"No model yet" in answer.read()
 
 
@@ -141,7 +143,8 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
     }
     path = _config(memory_path, has_page=True)
     with _up(path, memory_path / "data", stderr=None, **given) as process:
-        _wait_page(tomllib.loads(path.read_text())["web"]["listen"], memory_path / "data" / STATES)
+        listen = tomllib.loads(path.read_text())["web"]["listen"]
+        _wait_page(listen, memory_path / "data" / STATES, given["QUANTDRIFT_WEB_TOKEN"])
         children = _family(process)
         addresses = [
             (memory_path / "data" / name).read_text().strip() for name in ("dsn", "shadow.dsn", "monitor.dsn")
