@@ -12,6 +12,7 @@ from quantdrift.release.blocking import in_thread
 from quantdrift.release.diagnose import diagnose as _diagnose
 from quantdrift.release.gate import gate as _gate
 from quantdrift.release.repair import repair as _repair
+from quantdrift.release.setting import File
 
 __all__ = ["Connection", "compare", "connect", "diagnose", "gate", "plan", "repair"]
 
@@ -33,6 +34,6 @@ class Connection(Generic[FrameT]):
         self.items = in_thread(connection.items)
 
 
-def connect(dsn: str, *, library: _connect.Library = "pandas") -> Connection[Any]:
+def connect(dsn: str, *, library: _connect.Library = "pandas", config: File | None = None) -> Connection[Any]:
     """Return what a database knows; parameters and errors as of `quantdrift.connect`."""
-    return Connection(_connect.connect(dsn, library=library))
+    return Connection(_connect.connect(dsn, library=library, config=config))

@@ -4,6 +4,7 @@ Their only values are numbers and times, so a text with values needs no quoting 
 """
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -34,32 +35,27 @@ from incidents
 order by state <> 'open', severity, coalesce(ended_at, opened_at) desc, id desc
 limit 100;
 """
-HOURS: Final = """
-select date_bin(make_interval(hours => :width), hour, :begin) as at, sum(n_groups) as n_groups,
-  sum(weight * flip) / sum(weight) filter (where flip is not null) as flip,
-  sum(weight * divergence) / sum(weight) filter (where divergence is not null) as divergence
-from slice_history
-where model_version_id = :version and slice_id = :slice
-  and hour >= :begin and hour < :end
-group by at
-order by at;
+ROLLED_UP: Final = """
+  select {time} as at, n_items as answers, {total} as total, {measure}_weight as weight
+  from rollup_{time}
+  where model_version_id = :version and slice_id = :slice
+    and {time} >= :begin and {time} < :end{but}
 """
-MINUTES: Final = """
-with exchange as (
-  select captured_at, exchange_id, sum(weight) as weight, sum(weight * flip::int) as flip,
-    sum(weight) filter (where flip is not null) as flip_weight,
-    sum(weight * least(divergence, :cap)) filter (where divergence <> 'NaN') as divergence,
-    sum(weight) filter (where divergence <> 'NaN') as divergence_weight
+ITEMS: Final = """
+  select captured_at as at, 1 as answers, weight * {value} as total, case when {value} is not null then weight end as weight
   from item
   where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
-    and captured_at >= :begin and captured_at < :end
-  group by captured_at, exchange_id
+    and captured_at >= :{begin} and captured_at < :{end}
+"""
+POINTS: Final = """
+with part as ({parts}), point as (
+  select {point} as at, answers, total, weight
+  from part
 )
-select date_bin(make_interval(secs => :width), captured_at, :begin) as at, count(*) as n, sum(weight) as weight,
-  sum(weight * weight) as weight_sq, coalesce(sum(flip), 0) as flip, coalesce(sum(flip_weight), 0) as flip_weight,
-  coalesce(sum(divergence), 0) as divergence, coalesce(sum(divergence_weight), 0) as divergence_weight, null as tie
-from exchange
+select at, sum(answers) as answers, sum(total) / sum(weight) as {measure}
+from point{but}
 group by at
+having sum(weight) > 0
 order by at;
 """
 NAMED: Final = """
@@ -73,13 +69,6 @@ from (
 ) of_slice
 group by at
 order by at;
-"""
-DAYS: Final = """
-select day as at, n_groups, flip, flip_low, flip_high, flip_budget, divergence, divergence_budget, all_flip, all_divergence
-from slice_day
-where model_version_id = :version and slice_id = :slice
-  and day >= :begin and day < :end
-order by day;
 """
 SPREAD: Final = """
 select hour < :split as is_before, (bin.n - 1) / 4 as bar, sum(bin.weight) as weight
@@ -205,11 +194,12 @@ limit 50;
 _NAME: Final = re.compile(r"(?<!:):([a-z]+)")
 
 
-def filled(query: str, **values: float | datetime) -> str:
+def filled(query: str, **values: float | datetime | Sequence[datetime]) -> str:
     """Return a query with its values, as somebody types it."""
+    return _NAME.sub(lambda found: _written(values[found[1]]), query.strip())
 
-    def written(found: re.Match[str]) -> str:
-        value = values[found[1]]
-        return f"'{value.astimezone(UTC).isoformat()}'" if isinstance(value, datetime) else f"{value:.15g}"
 
-    return _NAME.sub(written, query.strip())
+def _written(value: float | datetime | Sequence[datetime]) -> str:
+    if isinstance(value, datetime):
+        return f"'{value.astimezone(UTC).isoformat()}'"
+    return f"{value:.15g}" if isinstance(value, float | int) else ", ".join(map(_written, value))

@@ -65,7 +65,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     equal
         Columns that a parameter of their name may fix: text, or numbers where the name ends with `id`.
     columns
-        Type and comment of each column, where there is no view.
+        Type and comment of each column, where there is no view; else of columns that whoever serves the rows adds.
     """
 
     name: str
@@ -185,6 +185,15 @@ RESOURCES: Final = (
         key=(("t.id", _ID),),
         newest_first=True,
         equal=("model", "candidate_version", "severity", "state", "model_version_id"),
+        columns={
+            "cost": (
+                "double precision",
+                "What its changed answers cost, so far while it is open; null without a price in the server's configuration.",
+            ),
+            "cost_low": ("double precision", "Lower end of the 95 % interval of cost."),
+            "cost_high": ("double precision", "Upper end of the same."),
+            "currency": ("text", "Of cost; null without one."),
+        },
     ),
     Resource(
         name="releases",
@@ -240,11 +249,12 @@ async def described(connection: AsyncConnection) -> dict[str, list[Column]]:
     if missing := sorted(set(views) - by_view.keys()):
         raise OperatorError(f"the database has no view {', '.join(missing)}: run `quantdrift db upgrade`")
     return {
-        resource.name: by_view[resource.view]
-        if resource.view
-        else [
-            Column(name=name, type=kind, comment=comment)
-            for name, (kind, comment) in resource.columns.items()
+        resource.name: [
+            *by_view.get(resource.view, ()),
+            *(
+                Column(name=name, type=kind, comment=comment)
+                for name, (kind, comment) in resource.columns.items()
+            ),
         ]
         for resource in RESOURCES
     }

@@ -97,7 +97,7 @@ def explained(explanation: Explanation, path: Path) -> str:
     for model in explanation.models:
         measure = MEASURES[model.task]
         lines.append(
-            f"model {model.name}: {model.task}, flips <= {model.flip_budget:.2%}, mean {measure.name} <= "
+            f"model {model.name}: {model.task}, changed answers <= {model.flip_budget:.2%}, mean {measure.name} <= "
             f"{model.divergence_budget:g} {measure.unit}".rstrip()
         )
         for word, explained_paths in (("against", model.references), ("copied at", model.copies)):

@@ -24,6 +24,11 @@ def listed(names: Sequence[str], most: int = 0) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def capital(text: str) -> str:
+    """Return a text that begins with a capital letter."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def moment(at: datetime) -> str:
     """Return a time in UTC, to the minute: `2026-03-01 12:00 UTC`."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

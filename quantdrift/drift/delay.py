@@ -21,6 +21,7 @@ from quantdrift.drift.detectors.budget import RATES
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.clock import DAY_MASS
 from quantdrift.drift.evidence.observations import STEPS, FloatArray
+from quantdrift.facts.plan import Delay
 
 STREAMS = 400
 MOST_SAMPLES = 20_000
@@ -75,14 +76,6 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
         """Return the level that the evidence must reach at the n-th sample after the shift."""
         mass = self.mass_before + self.n_signals * self.gamma * n
         return max(self.threshold, self.mass_ratio * min(mass, DAY_MASS))
-
-
-class Delay(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples from the shift to the page: quantiles over streams; None where it takes more than were simulated."""
-
-    p10: int | None
-    p50: int | None
-    p90: int | None
 
 
 def flips(rate: float, mix: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> Distribution:

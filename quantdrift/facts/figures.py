@@ -403,14 +403,9 @@ class Rounded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SHARES: Final = frozenset({FigureName.CHANGED_SHARE, FigureName.SLOW_SHARE, FigureName.ACCURACY_LOST})
-_COUNTS: Final = frozenset(
-    {
-        FigureName.REQUESTS,
-        FigureName.CHANGED,
-        FigureName.REQUESTS_PER_DAY,
-        FigureName.CHANGED_PER_DAY,
-    }
-)
+RATES: Final = frozenset({FigureName.REQUESTS_PER_DAY, FigureName.CHANGED_PER_DAY})
+"""Rates of a day."""
+_COUNTS: Final = RATES | {FigureName.REQUESTS, FigureName.CHANGED}
 
 
 def shown(figure: Figure, limits: Iterable[float] = (), *, digits: int = 2) -> Rounded:

@@ -1,15 +1,17 @@
 """The states of a slice, as programs and as people read them: one table, from which every surface takes its words and its order."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from quantdrift.core.notation import moment
 from quantdrift.core.records import Verdict
+
+_T = TypeVar("_T")
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,3 +135,11 @@ def alert_kind(severity: str) -> str:
 def worst(verdicts: Iterable[str]) -> Verdict:
     """Return the worst of some verdicts; unknown where there is none."""
     return Verdict(min(verdicts, key=RANK.__getitem__, default=Verdict.UNKNOWN))
+
+
+def answering(versions: Sequence[_T], verdict: Callable[[_T], str], *, serves: Callable[[_T], bool]) -> _T:
+    """Return the version that answers for its model: the worst of those that serve.
+
+    Of equally bad ones, and where none serves, it is the first: `versions` has that with the newest traffic first.
+    """
+    return min(filter(serves, versions), key=lambda version: RANK[verdict(version)], default=versions[0])

@@ -2,31 +2,24 @@
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.notation import moment
-from quantdrift.core.records import Metric
-from quantdrift.core.tasks import MEASURES
 from quantdrift.core.text import Table
-from quantdrift.facts.cost import money_of
-from quantdrift.facts.estimate import Estimate
-from quantdrift.facts.figures import Figure, shown
-from quantdrift.facts.words.amount import signed
+from quantdrift.facts.words.comparison import MOST_ROWS, comparison_text
 from quantdrift.release.blocking import wait_for
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File, Setting
 from quantdrift.report.compare import DAYS, Sides, Span, compare_models, compare_periods
 from quantdrift.report.compare import compare as compare_versions
-from quantdrift.report.figures import ComparedSlice, VersionComparison
+from quantdrift.report.figures import VersionComparison
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.estimates import STATEMENT_S
 from quantdrift.storage.snapshot import reading
 
-_MOST_ROWS: Final = 20
 Time: TypeAlias = datetime | date | str
 """A time or a day; as a text `2026-11-11` or `2026-11-11T08:00`."""
 Period: TypeAlias = tuple[Time, Time]
@@ -47,24 +40,16 @@ class CompareResult(Result, frozen=True, kw_only=True):
     def blocks(self) -> Sequence[str | Table]:
         """Return a sentence, the table, and what only one side has."""
         compared = self.comparison
-        lines: list[str | Table] = [compared.sentence, compared.old.basis, compared.new.basis]
-        lines += [f"left out: {moment(gap.begin)} to {moment(gap.end)}" for gap in compared.not_in]
-        if compared.cost is not None:
-            lines.append(f"cost of the difference in the window of the new side: {money_of(compared.cost)}")
-        if compared.warning:
-            lines.append(f"Careful: {compared.warning}.")
-        entries = [entry for entry in (compared.aggregate, *compared.slices) if entry is not None]
-        if entries:
-            lines += ["", _table(compared, entries[: _MOST_ROWS + 1])]
-        if len(entries) > _MOST_ROWS + 1:
-            lines.append(f"{len(entries) - _MOST_ROWS - 1} more: --json prints all")
-        for version, names in ((compared.old, compared.only_old), (compared.new, compared.only_new)):
-            if names:
-                more = f" and {len(names) - _MOST_ROWS} more" if len(names) > _MOST_ROWS else ""
-                lines.append(
-                    f"only in {version.label or version.version}: {', '.join(names[:_MOST_ROWS])}{more}"
-                )
-        return lines
+        sides = (compared.old, compared.only_old), (compared.new, compared.only_new)
+        return comparison_text(
+            (compared.sentence, compared.old.basis, compared.new.basis),
+            compared.table(MOST_ROWS) if compared.aggregate or compared.slices else None,
+            left_out=[(gap.begin, gap.end) for gap in compared.not_in],
+            cost=compared.cost,
+            warning=compared.warning,
+            n_more=len(compared.slices) - MOST_ROWS,
+            only=[(version.label or version.version, names) for version, names in sides],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the command prints with `--json`."""
@@ -192,38 +177,3 @@ def _left_out(at: Time | Period, zone: ZoneInfo) -> Span:
         return _span("--not-in", "--not-in", at, zone)
     day = _time("--not-in", at, zone)
     return day.astimezone(UTC), (day + timedelta(days=1)).astimezone(UTC)
-
-
-def _table(compared: VersionComparison, entries: Sequence[ComparedSlice]) -> Table:
-    measure = MEASURES[compared.task]
-    unit = f", {measure.unit}" if measure.unit else ""
-    rows = tuple(
-        (
-            entry.name,
-            entry.shown,
-            _share(entry.old.flip),
-            _share(entry.new.flip),
-            _difference(Metric.FLIP, entry.flip),
-            _difference(Metric.DIVERGENCE, entry.divergence),
-            f"{entry.old.n_exchanges:,} / {entry.new.n_exchanges:,}",
-        )
-        for entry in entries
-    )
-    head = (
-        "slice",
-        "change",
-        f"flips {compared.old.label or compared.old.version}",
-        f"flips {compared.new.label or compared.new.version}",
-        "difference, points",
-        f"difference of {measure.name}{unit}",
-        "exchanges",
-    )
-    return Table(head, rows)
-
-
-def _share(figure: Figure | None) -> str:
-    return "-" if figure is None else str(shown(figure))
-
-
-def _difference(metric: Metric, estimate: Estimate | None) -> str:
-    return "-" if estimate is None else signed(metric, estimate)

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 
+from quantdrift.core.config.load import load
+from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import Table, plain
 from quantdrift.facts import figures as windows
@@ -14,10 +17,11 @@ from quantdrift.facts.incidents import Incident
 from quantdrift.facts.words.incident import incident_table
 from quantdrift.release.blocking import wait_for
 from quantdrift.release.result import Result
+from quantdrift.release.setting import File
 from quantdrift.storage.address import Address
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.figures import SliceFigures, in_window, versions
-from quantdrift.storage.incidents.incidents import list_incidents
+from quantdrift.storage.incidents.incidents import list_incidents, with_costs
 from quantdrift.storage.snapshot import reading
 from quantdrift.storage.versions import Version, candidate_versions
 
@@ -96,11 +100,15 @@ class Connection(Generic[FrameT]):
         `postgresql://user:password@host:port/name` of a user with the role `quantdrift_reader`, at least.
     tables
         Opens the tables as frames.
+    config
+        The configuration file with the prices; None: nothing has a price.
     """
 
-    def __init__(self, dsn: str, tables: "Callable[[str], Tables[FrameT]]") -> None:
+    def __init__(
+        self, dsn: str, tables: "Callable[[str], Tables[FrameT]]", config: File | None = None
+    ) -> None:
         Address.of(dsn)
-        self._dsn, self._tables = dsn, tables
+        self._dsn, self._tables, self._config = dsn, tables, config
 
     def figures(
         self,
@@ -155,17 +163,19 @@ class Connection(Generic[FrameT]):
         return wait_for(ask())
 
     def incidents(self, *, model: str = "", with_ended: bool = True) -> IncidentsResult:
-        """Return incidents: open ones first, then those that ended last.
+        """Return incidents: open ones first, then those that ended last. With a configuration that has prices each has its cost.
 
         Parameters
         ----------
         with_ended
             Also those that ended more than a day ago.
         """
+        prices = Config() if self._config is None else load(Path(self._config))
 
         async def ask() -> list[Incident]:
             async with Database(self._dsn) as database, database.begin() as connection:
-                return await list_incidents(connection, model=model, with_ended=with_ended)
+                listed = await list_incidents(connection, model=model, with_ended=with_ended)
+                return await with_costs(connection, listed, prices)
 
         return IncidentsResult(incidents=tuple(wait_for(ask())))
 
@@ -194,14 +204,18 @@ class Connection(Generic[FrameT]):
 
 
 @overload
-def connect(dsn: str) -> "Connection[pd.DataFrame]": ...
+def connect(dsn: str, *, config: File | None = None) -> "Connection[pd.DataFrame]": ...
 @overload
-def connect(dsn: str, *, library: Literal["pandas"]) -> "Connection[pd.DataFrame]": ...
+def connect(
+    dsn: str, *, library: Literal["pandas"], config: File | None = None
+) -> "Connection[pd.DataFrame]": ...
 @overload
-def connect(dsn: str, *, library: Literal["polars"]) -> "Connection[pl.DataFrame]": ...
+def connect(
+    dsn: str, *, library: Literal["polars"], config: File | None = None
+) -> "Connection[pl.DataFrame]": ...
 @overload
-def connect(dsn: str, *, library: Literal["arrow"]) -> "Connection[pa.Table]": ...
-def connect(dsn: str, *, library: Library = "pandas") -> "Connection[Any]":
+def connect(dsn: str, *, library: Literal["arrow"], config: File | None = None) -> "Connection[pa.Table]": ...
+def connect(dsn: str, *, library: Library = "pandas", config: File | None = None) -> "Connection[Any]":
     """Return what a database knows: its `figures`, `incidents` and `items`.
 
     Parameters
@@ -211,6 +225,8 @@ def connect(dsn: str, *, library: Library = "pandas") -> "Connection[Any]":
         in the file `dsn` of its data directory.
     library
         What `items` returns its rows as.
+    config
+        The configuration file whose prices say what incidents cost, such as `config.toml`; None: nothing has a price.
 
     Raises
     ------
@@ -224,7 +240,7 @@ def connect(dsn: str, *, library: Library = "pandas") -> "Connection[Any]":
         opened: Tables[Any] = getattr(frames, library)(address)
         return opened
 
-    return Connection(dsn, tables)
+    return Connection(dsn, tables, config)
 
 
 def _shown(figure: Figure | None) -> str:

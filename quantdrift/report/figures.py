@@ -9,14 +9,15 @@ import msgspec
 from quantdrift.core.notation import count_of, moment, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.signals import signal_of
-from quantdrift.core.tasks import Task
+from quantdrift.core.tasks import MEASURES, Task
+from quantdrift.core.text import Table
 from quantdrift.facts.estimate import Change, Difference, Estimate, change_of
-from quantdrift.facts.figures import Figure
+from quantdrift.facts.figures import Figure, shown
 from quantdrift.facts.incidents import Incident
 from quantdrift.facts.interval import Quantile
 from quantdrift.facts.status import Serving
-from quantdrift.facts.words.amount import measured
-from quantdrift.facts.words.comparison import compared
+from quantdrift.facts.words.amount import measured, signed
+from quantdrift.facts.words.comparison import compared, comparison_head
 from quantdrift.facts.words.labels import lost
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
@@ -218,6 +219,8 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
         How the reference's outputs contradict the configuration, as last checked; empty if they do not.
     serving
         Whether it serves, and is paused, when the report is written.
+    served_last
+        Whether it served at the end of the period.
     status
         The worst verdict in the period: firing, warning, unknown or ok.
     n_slices, n_unknown
@@ -239,6 +242,7 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     precision: str = ""
     doubt: str = ""
     serving: Serving = Serving()
+    served_last: bool = False
     status: Verdict
     n_slices: int
     n_unknown: int
@@ -456,6 +460,30 @@ class VersionComparison(_Figures, frozen=True, kw_only=True):
             shares,
         )
 
+    def table(self, most: int) -> Table:
+        """Return a row for all traffic and for each slice, at most `most` of them."""
+        old, new = (side.label or side.version for side in (self.old, self.new))
+        measure = MEASURES[self.task]
+        unit = f", {measure.unit}" if measure.unit else ""
+        rows = tuple(
+            (
+                entry.name,
+                entry.shown,
+                *("-" if side.flip is None else str(shown(side.flip)) for side in (entry.old, entry.new)),
+                *(
+                    "-" if difference is None else signed(metric, difference)
+                    for metric, difference in (
+                        (Metric.FLIP, entry.flip),
+                        (Metric.DIVERGENCE, entry.divergence),
+                    )
+                ),
+                f"{entry.old.n_exchanges:,} / {entry.new.n_exchanges:,}",
+            )
+            for entry in (self.aggregate, *self.slices[:most])
+            if entry is not None
+        )
+        return Table(comparison_head(old, new, f"{measure.name}{unit}"), rows)
+
 
 class Mark(_Figures, frozen=True, kw_only=True):
     """A release, or a decision of a person, in the period: marked in each plot of its model and listed.
@@ -486,7 +514,7 @@ class BriefLine(_Figures, frozen=True, kw_only=True):
 
 
 class Brief(_Figures, frozen=True, kw_only=True):
-    """The first screen on one model: the version that serves now.
+    """The first screen on one model: the worst of the versions that served at the end of the period.
 
     Parameters
     ----------
@@ -495,7 +523,8 @@ class Brief(_Figures, frozen=True, kw_only=True):
     incidents
         One line for each incident of the period, of every version.
     others
-        One sentence for each other version of the period; its question has the version, and whether it serves.
+        One sentence for each other version of the period, those that served at its end first; its question has the version, and
+        whether it serves.
     """
 
     model: str

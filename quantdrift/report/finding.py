@@ -81,6 +81,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         How many people got a changed answer on the last day of data.
     serving
         Whether versions serve, and are paused, by model and version.
+    served_last
+        The versions that served at the end of the period; that with the newest comparison, where it is not known.
     """
 
     begin: datetime
@@ -97,6 +99,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[ItemTimes, ...] = ()
     people: Mapping[Key, Figure] = {}
     serving: Mapping[tuple[str, str], Serving] = {}
+    served_last: frozenset[int] = frozenset()
 
     def figures_of(self, version: Version, slice_id: int, unit: str) -> Measured:
         """Return what is measured of a slice over the period; `unit` is that of the model's divergence."""
@@ -228,6 +231,7 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
         precision=version.precision,
         doubt=version.doubt,
         serving=facts.serving.get((version.model, version.candidate_version), Serving()),
+        served_last=version.id in facts.served_last,
         status=_status(entries, alerts),
         n_slices=len(others),
         n_unknown=sum(entry.verdict is Verdict.UNKNOWN for entry in others),

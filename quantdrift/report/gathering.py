@@ -13,6 +13,7 @@ from quantdrift.facts import figures
 from quantdrift.facts.figures import Figure, Served
 from quantdrift.facts.incidents import Incident
 from quantdrift.facts.speed import Times
+from quantdrift.facts.status import Serves, Serving
 from quantdrift.facts.words.happened import happened, released
 from quantdrift.report.compare import DAYS, Sides, compare_pair
 from quantdrift.report.figures import (
@@ -81,8 +82,6 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
         Buckets of the drawn slices and the aggregates; those in which alerts began in two parts, before and since the onset.
     n_episodes_left_out
         Alerts beyond `MOST_EPISODES`.
-    serving
-        Per model the version with the newest comparison of the period.
     incidents
         Those that overlap the period.
     marks, comparisons
@@ -101,7 +100,6 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     changes: AlertCounts
     n_episodes_left_out: int
     coverage: CoverageFigures
-    serving: dict[str, int]
     incidents: tuple[Incident, ...]
     marks: tuple[Mark, ...]
     comparisons: tuple[VersionComparison, ...]
@@ -173,6 +171,7 @@ async def gather(
             bins=bins,
             served=_served(facts, seen, series, how),
             people=await _people(connection, facts, seen, period),
+            served_last=_served_last(facts, series),
         )
 
     progress("reading how long answers took")
@@ -204,7 +203,6 @@ async def gather(
         series=tuple(await _divided(connection, alerts, how, series, caps) if how else ()),
         changes=await alert_counts(connection, period.begin, period.end, list(caps)),
         n_episodes_left_out=max(0, len(open_then) - MOST_EPISODES),
-        serving=_serving(facts, series),
         incidents=tuple(
             await with_costs(
                 connection,
@@ -310,17 +308,29 @@ def _whole(period: Period, extent: Extent, how: Resolution) -> Window:
     return Window(begin=max(period.begin, extent.first), end=period.end, grain=Grain.ITEM)
 
 
-def _serving(facts: Facts, series: Sequence[SliceSums]) -> dict[str, int]:
-    everything = _everything(facts)
-    # Exchanges of unverified senders are a version of their own, which no one released.
-    unverified = {version.id for version in facts.versions if version.candidate_version.endswith(UNVERIFIED)}
-    newest: dict[str, tuple[datetime, int]] = {}
-    models = {version.id: version.model for version in facts.versions}
+def _served_last(facts: Facts, series: Sequence[SliceSums]) -> frozenset[int]:
+    """Return the versions that served at the end of the period, of a model of which none is known to, that with the newest comparison."""
+    everything, versions = _everything(facts), {version.id: version for version in facts.versions}
+    newest: dict[tuple[str, str], tuple[datetime, int]] = {}
     for point in series:
-        if point.slice_id in everything and point.version_id not in unverified:
-            key = models[point.version_id]
-            newest[key] = max(newest.get(key, (point.at, 0)), (point.at, point.version_id))
-    return {model: version for model, (_, version) in newest.items()}
+        version = versions[point.version_id]
+        # Exchanges of unverified senders are a version of their own, which no one released.
+        if point.slice_id in everything and not version.candidate_version.endswith(UNVERIFIED):
+            # A version may have had several references: the one that was seen last counts.
+            name = version.model, version.candidate_version
+            newest[name] = max(newest.get(name, (point.at, 0)), (point.at, version.id))
+    served: set[int] = set()
+    for model in {model for model, _ in newest}:
+        names = [name for name in newest if name[0] == model]
+        states = {name: facts.serving.get(name, Serving()) for name in names}
+        # What serves no more did at the end of the period, if it was seen after it.
+        serving = [
+            name
+            for name, state in states.items()
+            if state.serves is Serves.SERVING or (state.seen_at is not None and state.seen_at >= facts.end)
+        ]
+        served |= {newest[name][1] for name in serving or [max(names, key=newest.__getitem__)]}
+    return frozenset(served)
 
 
 async def _marks(

@@ -11,7 +11,7 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from quantdrift.core.notation import about, count_of, duration, number, percent
+from quantdrift.core.notation import about, capital, count_of, duration, number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.core.text import plain_lines
@@ -48,6 +48,7 @@ def environment(surface: str) -> jinja2.Environment:
         "moment": _moment,
         "number": number,
         "percent": percent,
+        "capital": capital,
         "count": lambda n: f"{round(n):,}",
         "count_of": count_of,
         "duration": duration,
@@ -71,6 +72,7 @@ def environment(surface: str) -> jinja2.Environment:
             amount.amount,
             amount.class_name,
             amount.points,
+            amount.rate_of,
             amount.scores,
             amount.signed,
             Metric,

@@ -49,13 +49,6 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.begin, first - margin), min(self.end, last + margin)
 
 
-class Plot(msgspec.Struct, frozen=True, kw_only=True):
-    """A drawn slice; `width` is the time of one point: more than that of the buckets where there is little data."""
-
-    drawing: Markup
-    width: timedelta
-
-
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
     """A mean over time.
 
@@ -67,11 +60,24 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
         Time of one point: more than that of the plot's buckets where there is little data.
     top
         The largest mean with enough data to count for the height of the axis; 0 where there is none.
+    cuts
+        Times that divide points.
+    left_out
+        Begins of points that have too little data to be drawn.
     """
 
     points: tuple[Point, ...]
     width: timedelta
     top: float
+    cuts: tuple[datetime, ...] = ()
+    left_out: tuple[datetime, ...] = ()
+
+
+class Plot(msgspec.Struct, frozen=True, kw_only=True):
+    """A drawn slice, and its points."""
+
+    drawing: Markup
+    trend: Trend
 
 
 def plot(
@@ -117,7 +123,7 @@ def plot(
         top=max([1.2 * max(own.top, whole.top), *highs]),
         height=height,
     )
-    return Plot(drawing=drawing, width=own.width)
+    return Plot(drawing=drawing, trend=own)
 
 
 def alert_marks(onset: datetime, opened: datetime) -> list[Mark]:
@@ -146,37 +152,38 @@ def trend(
         No point is from before and after one of them that divides its bucket.
     """
     width = _factor(buckets, grid) * grid.width
-    starts = {bucket.at for bucket in buckets}
-    merged: dict[tuple[int, datetime], Sums] = {}
+    # An onset that could not divide its bucket cuts behind it.
+    after = ([bucket.at for bucket in buckets if bucket.at >= onset] for onset in onsets)
+    cuts = sorted({min(later) for later in after if later})
+    merged: dict[datetime, Sums] = {}
     for bucket in buckets:
         if grid.begin <= bucket.at < grid.end:
-            since = max((at for at in onsets if at <= bucket.at), default=grid.begin)
-            key = int((bucket.at - grid.begin) / width), since
-            merged[key] = merged.get(key, Sums()) + bucket.sums
+            begin = grid.begin + (bucket.at - grid.begin) // width * width
+            begin = max([begin, *(cut for cut in cuts if cut <= bucket.at)])
+            merged[begin] = merged.get(begin, Sums()) + bucket.sums
     # The last bucket may have only begun: its mean would add a jump to the end of a calm line.
     least = _TRUSTED if merged and median(sums.n_effective for sums in merged.values()) >= _TRUSTED else 0
-    points, top = [], 0.0
-    for (index, since), sums in sorted(merged.items()):
-        n = sums.n_effective_of(metric)
-        estimate = sums.estimate(metric) if n >= least else None
-        if estimate is None:
+    points, left_out, top = [], [], 0.0
+    for begin, sums in sorted(merged.items()):
+        n, estimate = sums.n_effective_of(metric), sums.estimate(metric)
+        if estimate is None or n < least:
+            left_out.append(begin)
             continue
-        begin = max(grid.begin + index * width, since)
-        # An onset that could not divide its bucket ends no point: what changed since is in it.
-        end = min(
-            [
-                grid.begin + (index + 1) * width,
-                grid.end,
-                *(at for at in onsets if at > begin and at in starts),
-            ]
-        )
+        end = grid.begin + ((begin - grid.begin) // width + 1) * width
+        end = min([end, grid.end, *(cut for cut in cuts if cut > begin)])
         # The first and the last exchange divide a bucket, too.
-        begin = grid.first if grid.first and begin < grid.first < end else begin
-        end = grid.last if grid.last and begin < grid.last < end else end
-        points.append(Point(begin + (end - begin) / 2, estimate.mean, estimate.low, estimate.high))
+        first = grid.first if grid.first and begin < grid.first < end else begin
+        last = grid.last if grid.last and first < grid.last < end else end
+        points.append(Point(first + (last - first) / 2, estimate.mean, estimate.low, estimate.high))
         if n >= _TRUSTED:
             top = max(top, estimate.mean)
-    return Trend(points=tuple(points), width=width, top=top)
+    return Trend(
+        points=tuple(points),
+        width=width,
+        top=top,
+        cuts=tuple(cut for cut in cuts if grid.begin < cut < grid.end),
+        left_out=tuple(left_out),
+    )
 
 
 def _factor(buckets: Sequence[SliceSums], grid: Grid) -> int:

@@ -12,7 +12,8 @@ from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Metric
 from quantdrift.facts import figures
 from quantdrift.facts.events import AlertEvent
-from quantdrift.facts.figures import HOUR, Counted, Figure, FigureName, Scope, Served, Subject, Window
+from quantdrift.facts.figures import HOUR, Counted, Figure, Scope, Served, Subject, Window
+from quantdrift.facts.words.amount import rate_of
 from quantdrift.storage.alerts.alerts import AlertFact
 from quantdrift.storage.figures.estimates import ROLL_UP, Sums, sums_of_roll_up
 
@@ -109,7 +110,7 @@ class SliceFigures(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def basis(self) -> str:
         """What the rates rest on while that is less than a day; `so far` where they are counts."""
-        return self.requests.basis if self.requests.name is FigureName.REQUESTS_PER_DAY else "so far"
+        return self.requests.basis if self.requests.name in figures.RATES else rate_of(self.requests)
 
 
 class AlertFigures(msgspec.Struct, frozen=True, kw_only=True):

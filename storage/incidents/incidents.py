@@ -37,6 +37,7 @@ _SERVING: Final = f"""
 _LIST: Final = text(f"""
     select i.*, {_SERVING} from incidents i
     where (:model = '' or i.model = :model) and (:with_ended or i.state = 'open' or i.id in (select id from incident_now))
+        and (cast(:ids as bigint[]) is null or i.id = any(cast(:ids as bigint[])))
         and i.began_at < coalesce(cast(:end as timestamptz), 'infinity') and coalesce(i.ended_at, 'infinity') >= coalesce(cast(:begin as timestamptz), '-infinity')
     order by i.state <> 'open', i.severity, coalesce(i.ended_at, i.opened_at) desc, i.id desc limit :most
 """)  # noqa: S608 - a constant
@@ -173,6 +174,7 @@ async def list_incidents(
     connection: AsyncConnection,
     *,
     model: str = "",
+    ids: Sequence[int] | None = None,
     with_ended: bool = False,
     begin: datetime | None = None,
     end: datetime | None = None,
@@ -182,12 +184,21 @@ async def list_incidents(
 
     Parameters
     ----------
+    ids
+        Only these; None: all.
     with_ended
         Also those that ended more than a day ago.
     begin, end
         Only incidents that overlap this time; aware.
     """
-    asked = {"model": model, "with_ended": with_ended, "begin": begin, "end": end, "most": most}
+    asked = {
+        "model": model,
+        "ids": None if ids is None else list(ids),
+        "with_ended": with_ended,
+        "begin": begin,
+        "end": end,
+        "most": most,
+    }
     return [_incident(row) for row in (await connection.execute(_LIST, asked)).mappings()]
 
 

@@ -338,7 +338,7 @@ async def test_a_replaced_version_and_a_closed_alert_say_so_first(
             assert said in seen[paths[1]]
             assert "No alert is open" in seen["/alerts"]
             assert "version replaced" in seen["/alerts"]
-            assert "Replaced versions: int8-7 (last seen" in seen["/"]
+            assert "Other versions: int8-7 (replaced by int8-9, last seen" in seen["/"]
             assert "Open alert" not in seen["/"]
     async with _served(await login_in(postgres_dsn, READER), token=token, operator_file=str(file)) as base:
         page, _, complaints = await _open(browser, 390, "dark")
@@ -570,6 +570,13 @@ async def _nasty_story(dsn: str, record: asyncpg.Connection) -> Story:
     return story
 
 
+async def _n_points(page: Page, plot: str) -> int:
+    """Return how many points of a slice are drawn."""
+    lines = await page.locator(f"{plot} polyline.mean").all()
+    on_lines = [len(str(await each.get_attribute("points")).split()) for each in lines]
+    return sum(on_lines) + await page.locator(f"{plot} circle.mean").count()
+
+
 def _mean_flip(items: list[Item]) -> float:
     """Return the share of changed answers, each exchange counted once."""
     total = sum(one.flip / one.n_items for one in items)
@@ -598,7 +605,7 @@ async def test_the_query_under_each_plot_and_table_gives_its_rows(
         assert rows.keys() == plots | {"state", "events", "baselines", "directions", "worst"}
         shown = await page.locator("#worst ~ .scroll td:last-child > code").all_text_contents()
         directions = await page.locator("#directions ~ .scroll td:nth-child(4)").all_text_contents()
-        drawn = await page.locator("#flips ~ figure .mean:is(polyline, circle)").count()
+        drawn = await _n_points(page, "#flips ~ figure")
         # With the keyboard: open, copy; what is open and has the focus stays so when the database changes.
         await page.locator("#margins-summary").focus()
         await page.keyboard.press("Enter")
@@ -630,14 +637,18 @@ async def test_the_query_under_each_plot_and_table_gives_its_rows(
     await reader.close()
     assert shown == [str(row["exchange_id"]) for row in rows["worst"]]
     assert directions == [f"{row['n']:,}" for row in rows["directions"]]
-    assert drawn == len(rows["flips"]) == 1
+    assert drawn == len(rows["flips"]) == 2  # before and since the onset
     faint = [one for one in story.items if one.part == 1]
     in_bars = {
         flip: sum(row["n"] for row in rows["margins"] if row["flip"] is flip) for flip in (True, False)
     }
     assert in_bars == {flip: sum(one.flip is flip for one in faint) for flip in (True, False)}
     assert {row["kind"] for row in rows["events"]} == {"baseline accepted", "alert ack", "budget"}
-    assert rows["flips"][0]["flip"] == pytest.approx(_mean_flip(faint))
+    before, since = rows["flips"]
+    for row, is_since in ((before, False), (since, True)):
+        assert row["flip"] == pytest.approx(
+            _mean_flip([one for one in faint if (one.at >= since["at"]) is is_since])
+        )
 
 
 async def test_a_slice_opens_in_a_notebook_that_runs(

@@ -742,7 +742,7 @@ def test_recorded_inputs_are_judged_on_learned_and_discovered_slices_where_the_d
     assert made["not_judged"] == ["x-user=u1: the recording has no `header.x-user`"]
     good = offline("good.onnx", "--slice", "cluster", "--junit", "gate.xml")
     assert good.returncode == 0, good.stderr
-    assert re.findall(r"^(\S+) +flips +pass", good.stdout, re.MULTILINE) == [
+    assert re.findall(r"^(\S+) +changed answers +pass", good.stdout, re.MULTILINE) == [
         "all",
         "cluster=1",
         "cluster=2",
@@ -780,7 +780,7 @@ def test_what_the_candidate_cannot_answer_counts_as_flips(site: Site) -> None:
         done = site.gate("wide.onnx", "--divergence", "--wait", "2m")
     assert done.returncode == 3, done.stderr
     assert answers_of(site.rows()[0])["all", "divergence"]["mean"] == Budget().cap
-    assert "of them the candidate could not answer; they count as flips (" in done.stdout
+    assert "of them the candidate could not answer; they count as changed answers (" in done.stdout
     assert "takes x: float32[?, 5]" in done.stdout
 
 

@@ -11,13 +11,17 @@ import asyncpg
 import click
 import msgspec
 import pytest
+from aiohttp import ClientSession
 from click.testing import CliRunner, Result
 
+from quantdrift import aio
 from quantdrift.cli.look.incidents import incidents
 from quantdrift.cli.main import main
+from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.incidents import Incident
 from quantdrift.facts.words.incident import headline, standing_sentence
+from quantdrift.show.page.server import page_port
 from quantdrift.storage.alerts.alerts import Act, act
 from quantdrift.storage.audit import entries
 from quantdrift.storage.database import Database
@@ -381,6 +385,22 @@ async def _lasts(record: asyncpg.Connection, alert: int) -> bool:
     return await record.fetchval("select resolved_at from alert where id = $1", alert) is None
 
 
+async def _costs_elsewhere(dsn: str, config: Path, number: int) -> tuple[list[Any], list[Any]]:
+    """Return the cost of an incident as Python and as the read API have it."""
+    listed = (await aio.connect(dsn, config=config).incidents()).incidents
+    async with Database(dsn) as database:
+        port = page_port(load(config), Secrets(dsn=dsn), database)
+        address = f"http://127.0.0.1:{await port.open(('127.0.0.1', 0))}/api/v1/incidents"
+        try:
+            async with ClientSession() as session, session.get(address) as reply:
+                rows = (await reply.json())["rows"]
+        finally:
+            await port.close()
+    (row,) = [one for one in rows if one["id"] == number]
+    in_python = [msgspec.to_builtins(one.cost) for one in listed if one.id == number]
+    return in_python, [row[name] for name in ("cost", "cost_low", "cost_high", "currency")]
+
+
 async def test_the_command_lists_shows_and_closes_incidents(
     database: Database, record: asyncpg.Connection, postgres_dsn: str, fired: int, tmp_path: Path
 ) -> None:
@@ -448,6 +468,11 @@ async def test_the_command_lists_shows_and_closes_incidents(
     assert costs[0]["cost"]["value"] == pytest.approx(changed * worth)
     assert [one["cost"] for one in costs[1] if one["id"] == number] == [costs[0]["cost"]]
     assert 0.5 < worth < 40
+    cost = costs[0]["cost"]
+    assert await _costs_elsewhere(postgres_dsn, tmp_path / "config.toml", number) == (
+        [cost],
+        [pytest.approx(cost[end]) for end in ("value", "low", "high")] + [cost["unit"]],
+    )
     refused = await typed("close", str(number), "--reason", "x", dsn=await login_in(postgres_dsn, READER))
     assert refused.exit_code == 2
     assert "permission denied" in refused.output

@@ -1,19 +1,27 @@
-"""What the slice page shows before and since an onset: the onset divides its hour, and its bucket of minutes."""
+"""What the slice page shows over time: an onset divides its hour and its bucket, and the query of a plot gives its points."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from uuid import UUID
 
 import asyncpg
 import pytest
 
+from quantdrift.core.records import Metric
+from quantdrift.show.page.slice_history import Period, history_sql
+from quantdrift.show.page.slice_history import history as past_of
+from quantdrift.show.trends import trend
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.divergence import EDGES, Divergence, divided_bins
 from quantdrift.storage.figures.periods import Grain, Window
 from tests.support.monitor.fold_stream import FAINT_ID, store_catalog
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
+from tests.support.storage.release_rows import END as WEEK_END
+from tests.support.storage.release_rows import RELEASE, write_release_week
 
 pytestmark = pytest.mark.integration
 BEGIN = datetime(2031, 6, 15, 12, 5, tzinfo=UTC)
+PARTS_OF_WEEK = ("archive", "mobile", "kiosk")
 ONSET = BEGIN + timedelta(minutes=20)
 END = BEGIN + timedelta(minutes=40)
 
@@ -65,3 +73,37 @@ async def test_no_damage_is_drawn_before_the_onset(database: Database, record: a
     assert again == points  # an onset at which a bucket begins divides nothing
     assert [point.sums.n_items for point in twice[2:5]] == [30, 6, 6]
     assert sum(point.sums.n_items for point in twice) == 240
+
+
+@pytest.mark.parametrize("metric", [Metric.FLIP, Metric.DIVERGENCE])
+async def test_the_query_of_a_plot_gives_a_row_for_each_point(
+    database: Database, record: asyncpg.Connection, postgres_dsn: str, metric: Metric
+) -> None:
+    """Points of several buckets, of a bucket that an onset divides, and of hours, days and minutes: the means are those drawn."""
+    week = await write_release_week(postgres_dsn)
+    version, onset = week.version_ids[1], RELEASE + timedelta(hours=13, minutes=20)
+    hour, day = timedelta(hours=1), timedelta(days=1)
+    periods = [
+        Period.rolled_up(WEEK_END - 7 * day, WEEK_END, 6 * hour),
+        Period.rolled_up(WEEK_END - 30 * day, WEEK_END, day),
+        Period.rolled_up(WEEK_END - 4 * day, WEEK_END, hour),
+        Period.fine(RELEASE + 4 * hour, RELEASE + 27 * hour),
+    ]
+    seen = set[str]()
+    for part, period, since in product(PARTS_OF_WEEK, periods, (None, onset)):
+        assert period is not None
+        slice_id = week.slice_ids[part]
+        async with database.begin() as connection:
+            buckets = await past_of(connection, version, slice_id, period, cap=1.0, onset=since)
+        assert buckets
+        grid = period.grid(buckets, RELEASE, WEEK_END)
+        drawn = trend(metric, buckets, grid, onsets=[] if since is None else [since])
+        query = history_sql(metric, period, drawn, since, 1.0, version=version, slice=slice_id)
+        rows = await record.fetch(query)
+        assert [row[metric.value] for row in rows] == pytest.approx([point.mean for point in drawn.points])
+        assert [row["at"] for row in rows] == sorted({row["at"] for row in rows})
+        seen |= {"joined"} if drawn.width > period.width else {"alone"}
+        seen |= {"divided"} if "union all" in query else set()
+        seen |= {"left out"} if drawn.left_out else set()
+        assert (since is None) == (not drawn.cuts)
+    assert seen == {"joined", "alone", "divided", "left out"}

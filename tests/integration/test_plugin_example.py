@@ -91,7 +91,7 @@ def test_config_check_opens_its_reference_and_checks_its_options(site: Path, fol
     config = folder / "config.toml"
     ran = _quantdrift(site, "config", "check", "--references", "-c", str(config))
     assert ran.returncode == 0, ran.stderr
-    assert "model demand: forecast, flips <= 5.00%, mean pinball loss <= 0.01" in ran.stdout
+    assert "model demand: forecast, changed answers <= 5.00%, mean pinball loss <= 0.01" in ran.stdout
     config.write_text(config.read_text().replace("tolerance = 0.02", "tolerence = 0.02"))
     ran = _quantdrift(site, "config", "check", "-c", str(config))
     assert ran.returncode == 2

@@ -2,12 +2,15 @@
 
 import os
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import asyncpg
 import msgspec
 import pytest
+from aiohttp import ClientSession
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
@@ -19,11 +22,14 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import ReportFigures
+from quantdrift.show.page.server import page_port
 from quantdrift.show.report.page import Form, Period, write
 from quantdrift.storage.alerts.alerts import FindingKind, add_finding
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema import roles
 from tests.support.monitor.report_figures import Page
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
+from tests.support.storage.page_rows import write_history
 from tests.support.storage.release_rows import BEGIN, END, NEW, OLD, RELEASE, write_release_week
 from tests.support.storage.report_rows import (
     HOUR,
@@ -555,3 +561,66 @@ async def test_the_first_screen_answers_for_the_version_that_serves_now(
         assert one.share == pytest.approx(one.n / changed.total())
     assert sum(one.share for one in alert.directions) <= 1
     assert not any(" nat" in line for line in (brief.answer, *said.values()))
+
+
+@pytest.mark.parametrize("canary_drifts", [True, False])
+async def test_the_worst_version_that_serves_answers_on_report_and_page(
+    postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path, *, canary_drifts: bool
+) -> None:
+    """Beside a canary, the one that drifted answers, whether it is the newer or the older one; the other one stands below."""
+    end = datetime.now(UTC)
+    await make_partitions(record, [(end - HOUR).date(), end.date()])
+    bad, good = (NEW, OLD) if canary_drifts else (OLD, NEW)
+    for version in (OLD, NEW):
+        version_id, slices, _ = await write_history(
+            record, n_slices=2 if version == bad else 1, n_days=1, end=end, version=version
+        )
+        # The older one was seen a second before the newer one, and serves.
+        last = end - timedelta(seconds=version == OLD)
+        await record.execute(
+            "insert into serving (model_version_id, last_at, gap_s, gaps_s) values ($1, $2, 1, 60)",
+            version_id,
+            last,
+        )
+        rows = [
+            Comparison(
+                captured_at=last - number * MINUTE,
+                exchange_id=str(UUID(int=1000 * version_id + number)),
+                batch_id=1,
+                model_version_id=version_id,
+                slice_ids=tuple(slices),
+                flip=version == bad and number % 2 == 0,
+                divergence=0.001,
+            )
+            for number in range(50)
+        ]
+        await store_comparisons(record, rows)
+    figures = await write(
+        CONFIG,
+        Secrets(dsn=postgres_dsn),
+        Period.of(kind="range", start=end - HOUR, end=end + MINUTE),
+        out=tmp_path / "report.html",
+        progress=lambda _: None,
+        clock=ManualClock(end + MINUTE),
+    )
+    (brief,) = figures.briefs
+    assert (brief.version, brief.status) == (bad, Verdict.FIRING)
+    assert brief.answer.startswith(
+        f"No, not everywhere: in scanner=0001 more answers of digits {bad} changed"
+    )
+    (other,) = brief.others
+    assert (other.question, other.answer) == (
+        f"{good} (serving)",
+        f"Yes: digits {good} is good enough. It is within its budget in every slice.",
+    )
+    async with Database(postgres_dsn) as database:
+        port = page_port(CONFIG, Secrets(dsn=postgres_dsn), database)
+        number = await port.open(("127.0.0.1", 0))
+        try:
+            async with ClientSession() as session, session.get(f"http://127.0.0.1:{number}/") as reply:
+                page = Page(await reply.text())
+        finally:
+            await port.close()
+    assert f"No, not everywhere: in scanner=0001 digits {bad} has drifted." in page.text
+    assert f"Other versions: {good} (serving, OK)." in page.text
+    assert f"Slices of digits {bad}, worst first" in page.text

@@ -78,7 +78,10 @@ def test_too_much_noise_is_reported_and_no_slice_is_ok() -> None:
     assert noise_line(change.event).startswith("digits 1: the reference differs from itself too much: flip")
     verdicts = {(row.verdict, row.reason) for row in fold.verdicts() if row.n_groups}
     assert verdicts == {
-        (Verdict.UNKNOWN, "noise: the reference differs from itself by too large a part of the flip budget")
+        (
+            Verdict.UNKNOWN,
+            "noise: the reference differs from itself by too large a part of the budget for changed answers",
+        )
     }
 
 

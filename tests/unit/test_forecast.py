@@ -8,7 +8,8 @@ from quantdrift.core.config.schema import Sampling as SamplingOptions
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.slices import SliceKey
-from quantdrift.monitor.planning.forecast import Forecast, Question, SliceForecast, Traffic, forecast
+from quantdrift.facts.plan import Forecast, SliceForecast
+from quantdrift.monitor.planning.forecast import Question, Traffic, forecast
 from quantdrift.monitor.planning.population import N_REQUESTS, Population
 
 pytestmark = pytest.mark.unit

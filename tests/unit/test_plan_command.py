@@ -56,7 +56,7 @@ def test_people_read_a_table_and_what_cannot_be_observed(config: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "5 replays/s, 0.04 GPU" in done.output
-    assert "flips from 1.00% (the budget) to 3.00%" in done.output
+    assert "changed answers from 1.00% (the budget) to 3.00%" in done.output
     assert "NOT OBSERVABLE" in done.output
     assert "scanner=ghost: sample it at" in done.output
     assert "Traceback" not in done.output

@@ -10,19 +10,21 @@ from markupsafe import Markup
 
 from quantdrift.cli.look.report import summary
 from quantdrift.core.records import Loss, Metric
+from quantdrift.facts.figures import FigureName
 from quantdrift.facts.interval import Quantile
 from quantdrift.facts.words.losses import REASONS
 from quantdrift.report.figures import ReportFigures
 from quantdrift.show.report.markdown import render_markdown
 from quantdrift.show.report.page import render
-from quantdrift.show.trends import Plot
+from quantdrift.show.trends import Plot, Trend
 from tests.support.monitor.report_figures import Page, make_episode, make_figures, make_slice
 
 pytestmark = pytest.mark.unit
 
 EVIL = """</style></title><script>alert(1)</script><img src=x onerror='a()'>" onmouseover="a() {{ 7 * 7 }}"""
 DRAWN = dict.fromkeys(
-    (Metric.FLIP, Metric.DIVERGENCE), Plot(drawing=Markup("<svg></svg>"), width=timedelta(minutes=10))
+    (Metric.FLIP, Metric.DIVERGENCE),
+    Plot(drawing=Markup("<svg></svg>"), trend=Trend(points=(), width=timedelta(minutes=10), top=0.0)),
 )
 DRAWINGS = {1: {2: DRAWN}}
 
@@ -68,6 +70,30 @@ def test_the_page_loads_and_runs_nothing() -> None:
         "https://drift.example.com/alert/1",
         "https://tracing.example.com/1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"), [(FigureName.CHANGED, "520 so far"), (FigureName.CHANGED_PER_DAY, "520")]
+)
+def test_a_count_in_the_column_of_rates_says_so_itself(name: FigureName, cell: str) -> None:
+    """In the first minutes there is no rate of a day: the number in the cell is what came so far."""
+    figures = make_figures()
+    (model,) = figures.models
+    faint, *others = model.slices
+    changed = faint.figures.changed
+    assert changed is not None
+    measured = msgspec.structs.replace(faint.figures, changed=msgspec.structs.replace(changed, name=name))
+    slices = (msgspec.structs.replace(faint, figures=measured), *others)
+    html = render(
+        "t",
+        msgspec.structs.replace(figures, models=(msgspec.structs.replace(model, slices=slices),)),
+        {},
+        most_table=25,
+        most_tail=12,
+    )
+    row = html[html.index(">scanner=faint<small>") :]
+    cells = [" ".join(Page(cell).text.split()) for cell in row[: row.index("</tr>")].split("<td>")]
+    assert cell in cells
 
 
 def test_unknown_is_shown_with_its_reason_and_never_as_ok() -> None:
@@ -159,7 +185,7 @@ def test_the_terminal_shows_the_headlines_the_worst_tails_and_the_path() -> None
         "No, not everywhere: in scanner=faint digits int8-7 has drifted.",
         "",
         "digits int8-7, KL in nats",
-        "slice verdict flips KL p95 p99 p99.9 mean above p99 exchanges",
+        "slice verdict changed answers KL p95 p99 p99.9 mean above p99 exchanges",
         "all OK 0.4 % 0.01 - - - 0.31 20,000",
         "scanner=faint drifted 5.2 % 0.01 - - - 0.31 1,000",
         "scanner=offset not known 5.2 % 0.01 - - - 0.31 200",

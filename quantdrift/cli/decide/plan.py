@@ -50,7 +50,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.FloatRange(min=1, min_open=True),
     default=3.0,
     show_default=True,
-    help="Flip rate to detect, as a multiple of the budget.",
+    help="Share of changed answers to detect, as a multiple of the budget.",
 )
 @click.option(
     "--horizon", type=_POSITIVE, default=30.0, show_default=True, help="Days within which it must page."
@@ -76,7 +76,7 @@ def plan(
     """Predict detection delays and replay rates per slice before a deployment.
 
     The command simulates the real detector with its production threshold. It shows how many samples and how much time
-    a shift of the flip rate needs to page, which slices get too few samples, and which rate they would need. It needs
+    a shift of the share of changed answers needs to page, which slices get too few samples, and which rate they would need. It needs
     a database only with --from-record.
 
     \b

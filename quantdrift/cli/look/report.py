@@ -120,7 +120,7 @@ def _table(model: "ModelFigures") -> str:
     head = (
         "slice",
         "verdict",
-        "flips",
+        "changed answers",
         measure.name,
         *names,
         f"mean above p{100 * SHORTFALL:g}",

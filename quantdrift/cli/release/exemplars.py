@@ -148,7 +148,7 @@ def show(
             "captured (UTC)",
             "version",
             "items",
-            "flips",
+            "changed answers",
             "divergence",
             "probability",
             "inputs",

@@ -63,7 +63,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="With --against or --live: most flips, new minus healed, as a share.  [default: half of the budget]",
+    help="With --against or --live: largest share of regressions minus fixes.  [default: half of the budget]",
 )
 @click.option(
     "--mlperf",

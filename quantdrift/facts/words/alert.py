@@ -6,7 +6,7 @@ when, what changed then, how all other traffic is, and what to do now. Statistic
 
 from typing import Final
 
-from quantdrift.core.notation import count_of, estimated, number, percent
+from quantdrift.core.notation import capital, count_of, estimated, number, percent
 from quantdrift.core.records import UNVERIFIED, Metric, Suspect
 from quantdrift.core.signals import DetectorKind, SignalForm, signal_of
 from quantdrift.core.slices import EVERYTHING
@@ -310,7 +310,7 @@ def _elsewhere(event: AlertEvent) -> Line | None:
     signal = evidence.signal
     if signal.form is SignalForm.SLOW:
         answers = _ANSWERS[evidence.suspect or Suspect.UNKNOWN]
-        return Line(text=f"{answers[0].upper()}{answers[1:]}.")
+        return Line(text=f"{capital(answers)}.")
     verb = f" of {signal.things} {signal.verb}" if signal.things else " changed"
     mean = f" ({percent(whole.mean)}{verb})" if signal.is_share and whole.mean is not None else ""
     match event.whole:

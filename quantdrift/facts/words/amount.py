@@ -7,6 +7,7 @@ from quantdrift.core.notation import decimals, fixed, number, percent
 from quantdrift.core.records import Metric
 from quantdrift.core.signals import signal_of
 from quantdrift.facts.estimate import Estimate
+from quantdrift.facts.figures import RATES, Figure
 
 
 def amount(metric: Metric, value: float, unit: str) -> str:
@@ -39,6 +40,11 @@ def signed(metric: Metric, estimate: Estimate) -> str:
         return f"{text} [too few]"
     n_decimals = decimals(mean or max(-scale * estimate.low, scale * estimate.high))
     return f"{text} [{fixed(scale * estimate.low, n_decimals)}, {fixed(scale * estimate.high, n_decimals)}]"
+
+
+def rate_of(figure: Figure) -> str:
+    """Return what a number of answers or requests is: a rate, `a day`, or a count, `so far`."""
+    return "a day" if figure.name in RATES else "so far"
 
 
 def points(estimate: Estimate | None) -> str:

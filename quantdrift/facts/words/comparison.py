@@ -1,11 +1,18 @@
-"""The sentence that says what a comparison of two sides shows: two versions, models or times."""
+"""What a comparison of two sides says: two versions, models or times."""
 
 from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
 
-from quantdrift.core.notation import count_of, listed, percent
+from quantdrift.core.notation import count_of, listed, moment, percent
+from quantdrift.core.text import Table
+from quantdrift.facts.cost import money_of
 from quantdrift.facts.estimate import Change
+from quantdrift.facts.figures import Figure
 
-_MOST = 3
+MOST_ROWS: Final = 20
+"""Slices that a text shows or names."""
+_MOST: Final = 3
 
 
 def compared(
@@ -48,3 +55,62 @@ def compared(
         f"{text} Over all traffic {percent(shares[1])} of its answers changed; with {old} it was"
         f" {percent(shares[0])}."
     )
+
+
+def comparison_head(old: str, new: str, measure: str) -> tuple[str, ...]:
+    """Return the columns of a comparison; `measure` is the divergence of the task, with its unit."""
+    return (
+        "slice",
+        "change",
+        f"changed, {old}",
+        f"changed, {new}",
+        "difference, points",
+        f"difference of {measure}",
+        "exchanges",
+    )
+
+
+def comparison_text(
+    said: Sequence[str],
+    table: Table | None,
+    *,
+    left_out: Sequence[tuple[datetime, datetime]] = (),
+    cost: Figure | None = None,
+    warning: str = "",
+    n_more: int = 0,
+    only: Sequence[tuple[str, Sequence[str]]] = (),
+) -> list[str | Table]:
+    """Return a comparison in lines, with a row for each slice.
+
+    Parameters
+    ----------
+    said
+        What it shows, and what both sides rest on.
+    table
+        A row for each slice; None: there is none.
+    left_out
+        Times that are on neither side.
+    cost
+        Of the difference; None without a price.
+    warning
+        Why the sides may not be comparable; empty: nothing is known.
+    n_more
+        Slices that are not in the table, if any.
+    only
+        Both sides, each with the slices that the other one does not have.
+    """
+    lines: list[str | Table] = [*said]
+    lines += [f"left out: {moment(begin)} to {moment(end)}" for begin, end in left_out]
+    if cost is not None:
+        lines.append(f"cost of the difference in the window of the new side: {money_of(cost)}")
+    if warning:
+        lines.append(f"Careful: {warning}.")
+    if table is not None:
+        lines += ["", table]
+    if n_more > 0:
+        lines.append(f"{n_more} more: --json prints all")
+    for side, names in only:
+        if names:
+            more = f" and {len(names) - MOST_ROWS} more" if len(names) > MOST_ROWS else ""
+            lines.append(f"only in {side}: {', '.join(names[:MOST_ROWS])}{more}")
+    return lines

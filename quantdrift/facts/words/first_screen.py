@@ -6,11 +6,12 @@ from typing import Final
 
 import msgspec
 
-from quantdrift.core.notation import count_of, duration, estimated, listed, moment, percent
+from quantdrift.core.notation import capital, count_of, duration, estimated, listed, moment, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.signals import DetectorKind, signal_of
 from quantdrift.facts.estimate import Estimate
-from quantdrift.facts.figures import Figure, FigureName
+from quantdrift.facts.figures import Figure
+from quantdrift.facts.words.amount import rate_of
 from quantdrift.facts.words.ending import ENDS
 
 MOST: Final = 3
@@ -126,8 +127,7 @@ def _affected(entry: SliceShare) -> str:
     assert entry.share is not None
     budget = f" (budget: {percent(entry.budget)})" if entry.budget else ""
     changed = entry.changed
-    rate = "a day" if changed and changed.name is FigureName.CHANGED_PER_DAY else "so far"
-    a_day = f", some {estimated(changed.value):,} {rate}" if changed and changed.value else ""
+    a_day = f", some {estimated(changed.value):,} {rate_of(changed)}" if changed and changed.value else ""
     people = (
         f", on the last day for at least {count_of(entry.n_people, 'person', 'people')}"
         if entry.n_people
@@ -261,7 +261,7 @@ def some(texts: Sequence[str], noun: str) -> str:
 
 def sentence(text: str) -> str:
     """Return a text with a capital letter and a full stop."""
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{capital(text)}."
 
 
 def _are(n: int) -> str:

@@ -16,8 +16,8 @@ _SECTION: Final = "quantdrift.gate"
 _DIGEST: Final = re.compile(r" (.+?)=(sha256:[0-9a-f]+)")
 _READABLE: Final = len("sha256:") + 12  # characters of a digest
 _ASKED: Final = {
-    Kind.FLIPS: "flips",
-    Kind.HARM: "new - healed",
+    Kind.FLIPS: "changed answers",
+    Kind.HARM: "regressions - fixes",
     Kind.ACCURACY: "accuracy lost",
     Kind.DIVERGENCE: "divergence",
     Kind.LATENCY: "latency p99",
@@ -63,7 +63,7 @@ def followed(live: Followed) -> list[str | Table]:
     lines: list[str | Table] = [f"gate {live.id}: {live.seen:,} exchanges in {_span(live.elapsed_s)}{hours}"]
     if live.refused:
         lines.append(
-            f"{live.refused:,} of them the candidate could not answer; they count as flips ({live.problem})"
+            f"{live.refused:,} of them the candidate could not answer; they count as changed answers ({live.problem})"
         )
     if live.unusable:
         lines.append(f"{live.unusable:,} more could not be used and do not count ({live.problem})")

@@ -66,7 +66,7 @@ def damage_sentence(incident: Incident) -> str:
 def headline(incident: Incident) -> str:
     """Return an incident in one line: when, where, the damage, and its state."""
     begin, end = _day(incident.began_at), "" if incident.ended_at is None else _day(incident.ended_at)
-    when = f"since {begin}" if incident.is_open else begin if begin == end else f"{begin} to {end}"
+    when = f"Since {begin}" if incident.is_open else begin if begin == end else f"{begin} to {end}"
     damage = damage_sentence(incident).rstrip(".")
     what = f"{damage[:1].lower()}{damage[1:]}" if damage else "answers changed"
     return f"{when}, {incident.model} {incident.version}, {listed(incident.slices)}: {what}. {standing_sentence(incident)}"
@@ -123,7 +123,7 @@ def _day(at: datetime) -> str:
 
 def incident_table(incidents: Sequence[Incident], links: Sequence[str] = ()) -> Table:
     """Return a row for each incident; `links` are their pages, empty: there is no live page."""
-    head = (
+    head: tuple[str, ...] = (
         "incident",
         "kind",
         "model",
@@ -134,10 +134,16 @@ def incident_table(incidents: Sequence[Incident], links: Sequence[str] = ()) -> 
         "changed answers",
         "people",
     )
-    rows = tuple(_row(incident) for incident in incidents)
-    if not links:
-        return Table(head, rows)
-    return Table((*head, "live page"), tuple((*row, link) for row, link in zip(rows, links, strict=True)))
+    rows = [_row(incident) for incident in incidents]
+    if any(incident.cost for incident in incidents):
+        head = (*head, "cost")
+        rows = [
+            (*row, money_of(of.cost) if of.cost else "-") for row, of in zip(rows, incidents, strict=True)
+        ]
+    if links:
+        head = (*head, "live page")
+        rows = [(*row, link) for row, link in zip(rows, links, strict=True)]
+    return Table(head, tuple(rows))
 
 
 def utc(at: datetime) -> str:

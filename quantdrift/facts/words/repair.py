@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Final
 
-from quantdrift.core.notation import part
+from quantdrift.core.notation import capital, part
 from quantdrift.core.slices import ALL
 from quantdrift.core.text import Table, plain
 from quantdrift.facts.gate import Decision, Outcome
@@ -67,7 +67,7 @@ def repaired(repairs: Repaired) -> list[str | Table]:
             "cut off by new ranges: inputs with values outside of a new range that were inside of the old one, or of these the tenth or hundredth"
             " that is cut most, where more answers change."
         )
-    lines += [f"{remark[0].upper()}{remark[1:]}." for remark in repairs.remarks]
+    lines += [f"{capital(remark)}." for remark in repairs.remarks]
     lines += [f"{_KINDS[skipped.kind]}: not built, {skipped.why}." for skipped in repairs.not_built]
     return [*lines, "", *_advice(repairs)]
 
@@ -163,7 +163,7 @@ def _advice(repairs: Repaired) -> list[str]:
     )
     if best is not None:
         file, words = out / best.repair.file(number), _KINDS[best.repair.kind]
-        lines.append(f"{words[0].upper()}{words[1:]}: {file}")
+        lines.append(f"{capital(words)}: {file}")
         routed = [candidate, f"--route={repairs.slice}={file}", f"--against={candidate}"]
         served = routed if best.repair.is_routed else [str(file)]
         command = shlex.join(["quantdrift", "gate", *served, "--live", *repairs.gate_options])

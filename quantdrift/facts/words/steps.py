@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from quantdrift.core.notation import count_of, estimated
+from quantdrift.core.notation import capital, count_of, estimated
 from quantdrift.core.records import Suspect
 from quantdrift.core.signals import DetectorKind, SignalForm
 from quantdrift.core.tasks import Build
@@ -181,4 +181,4 @@ def _command(*words: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
+    return capital(text)

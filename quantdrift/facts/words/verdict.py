@@ -5,6 +5,7 @@ from typing import Final
 from quantdrift.core.notation import count_of, percent
 from quantdrift.core.tasks import Task
 from quantdrift.facts.words.alert import how_to_declare
+from quantdrift.facts.words.happened import METRICS
 
 REPLACED: Final = "replaced: another version of this model serves, and this one does not any more"
 RETIRED: Final = "retired: nothing was compared for 30 days"
@@ -89,7 +90,7 @@ def fewer_samples(before: float, now: float, lost: float, of_slice: float) -> st
 
 def too_noisy(side: str, metric: str, *, proved: bool, where: str = "") -> str:
     """Return that a side differs from itself by too much to say anything."""
-    return f"noise: the {side} {'differs' if proved else 'may differ'} from itself by too large a part of the {metric} budget{where}"
+    return f"noise: the {side} {'differs' if proved else 'may differ'} from itself by too large a part of the budget for {METRICS.get(metric, metric)}{where}"
 
 
 def _share(share: float) -> str:

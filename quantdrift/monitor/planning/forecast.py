@@ -13,8 +13,9 @@ from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import largest_rate, of_model, reachable_strata, smallest_rate
 from quantdrift.core.signals import BUILT_IN
 from quantdrift.core.slices import SliceAssigner, SliceKey, everything
-from quantdrift.drift.delay import Allowance, Delay, flips, optimum, simulate
+from quantdrift.drift.delay import Allowance, flips, optimum, simulate
 from quantdrift.drift.evidence.clock import DAY_US, MICROSECONDS, MONTH_US
+from quantdrift.facts.plan import MOST_SAMPLES, Delay, Forecast, SliceForecast
 from quantdrift.monitor.planning.population import Population, alike, allotted
 
 
@@ -98,7 +99,6 @@ def stratum_shares(
     return shares, notes
 
 
-MOST_SAMPLES = 100_000
 _DAY_S = DAY_US / MICROSECONDS
 _MONTH_S = MONTH_US / MICROSECONDS
 _ROUNDS = 4  # the wanted rate depends on itself through the logarithm of the time between samples alone
@@ -154,84 +154,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     allocate: bool = False
     replay_ms: float | None = None
     pods: int = 1
-
-
-class SliceForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """One slice.
-
-    Parameters
-    ----------
-    slice, predicate, share
-        Its name, canonical text, and share of the requests.
-    requests_per_s, samples_per_s
-        Requests, and the replays among them.
-    samples
-        Samples from the shift to the page.
-    hours
-        The same in hours of traffic at this rate: 10 %, 50 % and 90 % quantile, None as in `samples`.
-    optimum_samples
-        Mean delay of the best possible detector, which knows both rates.
-    observable
-        Whether nine of ten such shifts page within the horizon.
-    needed_per_s
-        Samples per second with which they would; None where more than `MOST_SAMPLES` samples would be needed.
-    needed_rate
-        The same as a share of the slice's traffic; above 1 there is not enough of it.
-    """
-
-    slice: str
-    predicate: str
-    share: float
-    requests_per_s: float
-    samples_per_s: float
-    samples: Delay
-    hours: tuple[float | None, float | None, float | None]
-    optimum_samples: int
-    observable: bool
-    needed_per_s: float | None
-    needed_rate: float | None
-
-
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole forecast.
-
-    Parameters
-    ----------
-    allocated
-        Whether the rates are those of the allocation, instead of the policy's own.
-    budget, shifted
-        Accepted flip rate, and the flip rate to detect.
-    horizon_days, quiet_days
-        As in `Question`.
-    n_detectors, pages_per_30_days
-        They share this many expected false pages.
-    replays_per_s, replays_per_s_most
-        Replays that the policy asks for; the second if every request fell into the body strata with the largest rates.
-    granted
-        The part of them that the budget and the sidecars' caps allow, in (0, 1]; all figures include it.
-    gpu_share
-        GPUs that the granted replays keep busy; None where the time per replay is not known.
-    slices
-        `all` first.
-    notes
-        Assumptions and warnings.
-    """
-
-    model: str
-    requests_per_s: float
-    allocated: bool
-    budget: float
-    shifted: float
-    horizon_days: float
-    quiet_days: float
-    n_detectors: int
-    pages_per_30_days: float
-    replays_per_s: float
-    replays_per_s_most: float
-    granted: float
-    gpu_share: float | None
-    slices: tuple[SliceForecast, ...]
-    notes: tuple[str, ...]
 
 
 def forecast(

@@ -166,7 +166,7 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
         if self.mlperf is not None and bool(labels) == (self.accuracy is not None):
             raise OperatorError(
                 "--mlperf needs either --labels, the array with the true classes, or without labels --reference-accuracy, a lower"
-                " bound of the reference's accuracy, of which the flips can take away at most their share"
+                " bound of the reference's accuracy, of which the changed answers can take away at most their share"
             )
         budget = model.budget
         questions = [Question.flips(budget.flip)]

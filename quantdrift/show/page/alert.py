@@ -118,6 +118,15 @@ async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> we
         ends = [mitigated_sentence(alert.version, alert.slice, alert.mitigation, alert.mitigated_by)]
     name = "all traffic" if alert.predicate == "true" else alert.slice
     budget = event.evidence.budget if event and event.evidence.signal.form is SignalForm.CHANGED else None
+    chart = plot(
+        Metric.FLIP,
+        buckets,
+        period.grid(buckets, first, last_at),
+        name=plain(name),
+        budget=budget,
+        marks=alert_marks(alert.onset_at, alert.opened_at),
+        alerts=[(alert.onset_at, alert.ended_at)],
+    )
     return render(
         request,
         "alert.html",
@@ -150,16 +159,10 @@ async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> we
             basis=size_now.basis if size_now else "",
         ),
         budget=budget,
-        chart=plot(
-            Metric.FLIP,
-            buckets,
-            period.grid(buckets, first, last_at),
-            name=plain(name),
-            budget=budget,
-            marks=alert_marks(alert.onset_at, alert.opened_at),
-            alerts=[(alert.onset_at, alert.ended_at)],
-        ).drawing,
-        sql=history_sql(period, cap, version=version.id, slice=alert.slice_id),
+        chart=chart.drawing,
+        sql=history_sql(
+            Metric.FLIP, period, chart.trend, alert.onset_at, cap, version=version.id, slice=alert.slice_id
+        ),
         event=event,
         now=now,
     )

@@ -1,18 +1,20 @@
 """The read API under /api/v1: the views as JSON, with an OpenAPI document that the comments in the database describe."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
+from quantdrift.core.config.schema import Config
 from quantdrift.show.page.events import events
 from quantdrift.show.page.guard import ProblemError
 from quantdrift.show.page.labels import described as labels_described
 from quantdrift.show.page.labels import load_labels
-from quantdrift.show.page.request import DATABASE
-from quantdrift.storage.snapshot import reading
+from quantdrift.show.page.request import CONFIG, DATABASE
+from quantdrift.storage.incidents.incidents import list_incidents, with_costs
+from quantdrift.storage.snapshot import Connection, reading
 from quantdrift.storage.views import (
     DEFAULT_HOURS,
     MOST,
@@ -97,9 +99,12 @@ class _Reader:
                 )
             except CursorError as error:
                 raise ProblemError("wrong_cursor", "`cursor` is not one that this table gave") from error
+            rows: Sequence[str] = page.rows
+            if self._resource.name == "incidents":
+                rows = await _with_costs(connection, rows, request.app[CONFIG])
         after = msgspec.json.encode(page.cursor or None).decode()
         return web.Response(
-            text=f'{{"rows":[{",".join(page.rows)}],"cursor":{after}}}', content_type="application/json"
+            text=f'{{"rows":[{",".join(rows)}],"cursor":{after}}}', content_type="application/json"
         )
 
     def _fixed(self, name: str, given: str) -> str | int:
@@ -125,6 +130,22 @@ class _Reader:
                 f"`end` must be later than `start`, by at most {self._resource.longest.days} days",
             )
         return begin, end
+
+
+async def _with_costs(connection: Connection, rows: Sequence[str], config: Config) -> list[str]:
+    """Return rows of incidents with what they cost, as pages and commands have it."""
+    records = [msgspec.json.decode(row) for row in rows]
+    listed = await list_incidents(connection, ids=[record["id"] for record in records], with_ended=True)
+    costs = {incident.id: incident.cost for incident in await with_costs(connection, listed, config)}
+    for record in records:
+        cost = costs.get(record["id"])
+        record |= {
+            "cost": cost and cost.value,
+            "cost_low": cost and cost.low,
+            "cost_high": cost and cost.high,
+            "currency": cost and cost.unit,
+        }
+    return [msgspec.json.encode(record).decode() for record in records]
 
 
 _TEXT_IDS: Final = frozenset({"request_id", "trace_id"})

@@ -1,15 +1,17 @@
 """The overview: every model in one line, and the slices of one."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from quantdrift.core.records import Verdict
+from quantdrift.core.records import UNVERIFIED, Verdict
 from quantdrift.facts import status
 from quantdrift.facts.figures import Figure
-from quantdrift.facts.status import Serving
+from quantdrift.facts.status import Serves, Serving
 from quantdrift.facts.words import first_screen
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.show import charts
@@ -34,8 +36,10 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    verdict
-        Of the version that serves now.
+    now, verdict
+        The worst version of those that serve, and its worst slice's.
+    others
+        The other versions, and whether they serve.
     worst
         The slices that fire or warn, worst first.
     alerts
@@ -45,7 +49,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     now: VersionNow
-    others: tuple[VersionNow, ...]
+    others: tuple[tuple[VersionNow, Serving], ...] = ()
     verdict: str
     worst: tuple[SliceNow, ...]
     traffic: dict[int, SliceFigures] = {}
@@ -77,18 +81,6 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     def alert(self) -> AlertFact | None:
         """The alert of the worst slice that has one; None: no alert is open."""
         return next((self.alerts[bad.alert_id] for bad in self.worst if bad.alert_id in self.alerts), None)
-
-    @property
-    def serving_too(self) -> list[VersionNow]:
-        """The other versions that serve."""
-        return [
-            version for version in self.others if version.seen_at is not None and version.replaced_at is None
-        ]
-
-    @property
-    def replaced(self) -> list[VersionNow]:
-        """The versions that serve no more."""
-        return [version for version in self.others if version not in self.serving_too]
 
     @property
     def since(self) -> datetime | None:
@@ -132,19 +124,30 @@ async def overview(request: web.Request) -> web.Response:
         for version in await versions_now(connection):
             by_model.setdefault(version.model, []).append(version)
         for versions in by_model.values():
-            newest = versions[0]
-            n_bad = newest.n_firing + newest.n_warning
-            worst = await slices_now(connection, newest.id, most=n_bad and min(n_bad, 8)) if n_bad else []
+            states = {
+                version.id: serving.get((version.model, version.version), Serving()) for version in versions
+            }
+            current = status.answering(
+                versions, lambda version: version.verdict, serves=partial(_serves, states)
+            )
+            others = sorted(
+                (version for version in versions if version is not current),
+                key=lambda version: not _serves(states, version),
+            )
+            n_bad = current.n_firing + current.n_warning
+            worst = await slices_now(connection, current.id, most=n_bad and min(n_bad, 8)) if n_bad else []
             alert_ids = [bad.alert_id for bad in worst if bad.alert_id is not None]
             models.append(
                 ModelView(
-                    now=newest,
-                    others=tuple(versions[1:]),
-                    verdict=newest.verdict,
+                    now=current,
+                    others=tuple((version, states[version.id]) for version in others),
+                    verdict=current.verdict,
                     worst=tuple(bad for bad in worst if bad.verdict in status.ALERTS),
-                    unknowns=tuple(await unknown_reasons(connection, newest.id)) if newest.n_unknown else (),
+                    unknowns=tuple(await unknown_reasons(connection, current.id))
+                    if current.n_unknown
+                    else (),
                     alerts=await alerts_by_id(connection, alert_ids),
-                    serving=serving.get((newest.model, newest.version), Serving()),
+                    serving=states[current.id],
                 )
             )
         models.sort(key=lambda model: (status.RANK[model.verdict], model.now.model))
@@ -188,6 +191,16 @@ async def overview(request: web.Request) -> web.Response:
         verdict=verdict,
         now=now,
         link=lambda **more: address("/", {"model": chosen, "verdict": verdict, "q": query} | more),
+    )
+
+
+def _serves(states: Mapping[int, Serving], version: VersionNow) -> bool:
+    # Exchanges of unverified senders are a version of their own, which no one released; of a version with several references the one
+    # that was seen last serves.
+    return (
+        states[version.id].serves is Serves.SERVING
+        and version.replaced_at is None
+        and not version.version.endswith(UNVERIFIED)
     )
 
 

@@ -1,6 +1,6 @@
 """The page of a slice, and its notebook."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -20,7 +20,7 @@ from quantdrift.show.page.notebook import Chosen, notebook
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, address, query_text, serving_of
 from quantdrift.show.page.slice_history import Period, history, history_sql, named_history, named_sql
-from quantdrift.show.trends import plot
+from quantdrift.show.trends import Plot, plot
 from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import AlertFact, list_alerts
 from quantdrift.storage.alerts.timeline import Event, events_of
@@ -141,8 +141,8 @@ async def slice_page(request: web.Request) -> web.Response:
     name = "all traffic" if entry.predicate == "true" else entry.slice
     levels = {metric: baseline.level for metric, baseline in baselines.items()}
     divergence_level = levels.get("divergence")
-    flips, divergences = (
-        plot(
+    plots = {
+        metric: plot(
             metric,
             chosen.buckets,
             period.grid(chosen.buckets, version.first_at, entry.last_at),
@@ -152,7 +152,7 @@ async def slice_page(request: web.Request) -> web.Response:
             baseline=baseline,
             marks=[_mark(event) for event in events],
             alerts=[(alert.onset_at, alert.ended_at) for alert in chosen.alerts],
-        ).drawing
+        )
         for metric, accepted, baseline in (
             (Metric.FLIP, entry.flip_budget, levels.get("flip")),
             (
@@ -161,7 +161,7 @@ async def slice_page(request: web.Request) -> web.Response:
                 None if divergence_level is None else budget.cap * divergence_level,
             ),
         )
-    )
+    }
     named_plots = [
         NamedPlot(
             signal=signal,
@@ -192,8 +192,8 @@ async def slice_page(request: web.Request) -> web.Response:
         spans=_SPANS,
         traffic=traffic.get(entry.slice_id),
         people=(people or {}).get(entry.slice_id),
-        flips=flips if chosen.buckets else "",
-        divergences=divergences if chosen.buckets else "",
+        flips=plots[Metric.FLIP].drawing if chosen.buckets else "",
+        divergences=plots[Metric.DIVERGENCE].drawing if chosen.buckets else "",
         named_plots=named_plots,
         too_slow=buckets is None,
         has_others=bool(chosen.others),
@@ -216,7 +216,7 @@ async def slice_page(request: web.Request) -> web.Response:
         latency_budget_s=budget.latency_p99_s,
         latency_growth=budget.latency_growth,
         now=now,
-        sql=_sql(chosen, of_bars, singles.begin or end - timedelta(hours=2), budget),
+        sql=_sql(chosen, plots, of_bars, singles.begin or end - timedelta(hours=2), budget),
         notebook=address(f"{request.path}/notebook", {"span": period.span}),
         link=lambda **more: address(request.path, {"span": period.span} | more),
     )
@@ -302,7 +302,11 @@ def _margins(bars: Iterable[MarginBar]) -> Markup | str:
 
 
 def _sql(
-    chosen: ChosenSlice, of_bars: tuple[datetime, datetime, datetime], looked_from: datetime, budget: Budget
+    chosen: ChosenSlice,
+    plots: Mapping[Metric, Plot],
+    of_bars: tuple[datetime, datetime, datetime],
+    looked_from: datetime,
+    budget: Budget,
 ) -> dict[str, str]:
     """Return, by the name of each plot and table, the query that gives its rows.
 
@@ -314,12 +318,17 @@ def _sql(
         From when single exchanges are shown.
     """
     period, filled = chosen.period, queries.filled
-    ids: dict[str, int | datetime] = {"version": chosen.version.id, "slice": chosen.entry.slice_id}
-    single = {**ids, "begin": looked_from, "end": period.end}
+    ids = {"version": chosen.version.id, "slice": chosen.entry.slice_id}
+    single: dict[str, int | datetime] = {**ids, "begin": looked_from, "end": period.end}
     begin, split, end = of_bars
+    flips, divergence = (
+        history_sql(metric, period, plots[metric].trend, chosen.onset, budget.cap, **ids)
+        for metric in (Metric.FLIP, Metric.DIVERGENCE)
+    )
     return {
         "state": filled(queries.STATE, **ids),
-        "history": history_sql(period, budget.cap, version=chosen.version.id, slice=chosen.entry.slice_id),
+        "flips": flips,
+        "divergence": divergence,
         "events": filled(queries.EVENTS, **ids, begin=period.begin, end=period.end),
         "baselines": filled(queries.BASELINES, **ids),
         "spread": filled(queries.SPREAD, split=split, **ids, begin=begin, end=end),

@@ -1,4 +1,4 @@
-"""A slice over a time: the buckets of its plots, that in which an alert began in two parts."""
+"""A slice over a time: the buckets of its plots, that in which an alert began in two parts, and the query of their points."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -8,8 +8,9 @@ from typing import Final
 
 import msgspec
 
+from quantdrift.core.records import Metric
 from quantdrift.core.signals import Signal
-from quantdrift.show.trends import Grid
+from quantdrift.show.trends import Grid, Trend
 from quantdrift.storage import queries, snapshot
 from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.periods import Grain, SliceSums, Window
@@ -106,12 +107,47 @@ def named_sql(period: Period, signal: Signal, **ids: int) -> str:
     return queries.filled(query, **ids, begin=period.begin, end=period.end, width=width)
 
 
-def history_sql(period: Period, cap: float, **ids: int) -> str:
-    """Return the query of a slice over a period, in its buckets."""
-    values: dict[str, float | datetime] = {**ids, "begin": period.begin, "end": period.end}
-    match period.window.grain:
-        case Grain.DAY:
-            return queries.filled(queries.DAYS, **values)
-        case Grain.HOUR:
-            return queries.filled(queries.HOURS, width=int(period.width / _HOUR), **values)
-    return queries.filled(queries.MINUTES, cap=cap, width=period.width.total_seconds(), **values)
+def history_sql(
+    metric: Metric, period: Period, trend: Trend, onset: datetime | None, cap: float, **ids: int
+) -> str:
+    """Return the query that gives a row for each point of a plot: when it begins, its answers, and its mean as it is drawn.
+
+    Parameters
+    ----------
+    trend
+        The points.
+    onset
+        As of `history`.
+    """
+    grain, measure, width = period.window.grain, metric.value, period.width
+    value, total = "flip::int", "least(flip, flip_weight)"
+    if metric is Metric.DIVERGENCE:
+        value, total = "case when divergence <> 'NaN' then least(divergence, :cap) end", measure
+    around = period.begin if onset is None else period.begin + (onset - period.begin) // width * width
+    # The hour or day in which the alert began is divided by its exchanges.
+    is_divided = onset in trend.cuts and onset != around
+    if grain is Grain.ITEM:
+        parts = queries.ITEMS.format(value=value, begin="begin", end="end")
+    else:
+        time = grain.value.removeprefix("rollup_")
+        but = f" and not ({time} >= :around and {time} < :stop)" if is_divided else ""
+        parts = queries.ROLLED_UP.format(time=time, measure=measure, total=total, but=but)
+        if is_divided:
+            parts += "  union all" + queries.ITEMS.format(value=value, begin="around", end="stop")
+    point = "date_bin(make_interval(secs => :width), at, :begin)"
+    if trend.cuts:
+        cut = "(select max(cut) from unnest(array[:cuts]::timestamptz[]) as cut where cut <= at)"
+        point = f"greatest({point}, {cut})"
+    but = "\nwhere at not in (:few) -- too few answers to draw" if trend.left_out else ""
+    return queries.filled(
+        queries.POINTS.format(parts=parts, point=point, measure=measure, but=but),
+        **ids,
+        begin=period.begin,
+        end=period.end,
+        around=around,
+        stop=around + width,
+        width=trend.width.total_seconds(),
+        cap=cap,
+        cuts=trend.cuts,
+        few=trend.left_out,
+    )

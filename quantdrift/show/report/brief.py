@@ -7,7 +7,7 @@ from quantdrift.core.notation import moment
 from quantdrift.core.records import UNVERIFIED, Verdict
 from quantdrift.core.signals import WATCHED, signal_of
 from quantdrift.facts.incidents import Incident
-from quantdrift.facts.status import ALERTS, RANK, worst
+from quantdrift.facts.status import ALERTS, RANK, answering, worst
 from quantdrift.facts.words import first_screen, labels
 from quantdrift.facts.words.first_screen import SliceShare, name_of
 from quantdrift.facts.words.incident import headline
@@ -28,23 +28,22 @@ from quantdrift.report.gathering import Gathered
 def briefs(
     models: Sequence[ModelFigures], episodes: Sequence[EpisodeFigures], gathered: Gathered
 ) -> tuple[Brief, ...]:
-    """Return one brief for each model, the worst first; the version with the newest comparison serves now."""
+    """Return one brief for each model, the worst first: that of its worst version of those that serve."""
     model_briefs = []
     for name in dict.fromkeys(model.model for model in models):
-        own = [model for model in models if model.model == name]
-        serving = gathered.serving.get(name)
-        current = max(own, key=lambda model: (model.version_id == serving, model.version_id))
+        own = sorted(
+            (model for model in models if model.model == name),
+            key=lambda model: (not model.served_last, -model.version_id),
+        )
+        current = answering(own, _now, serves=lambda model: model.served_last)
         alerts = [entry for entry in episodes if entry.model == name]
         others = [model for model in own if model is not current and not model.version.endswith(UNVERIFIED)]
-        open_alerts = [
-            entry for entry in alerts if entry.version == current.version and entry.resolved_at is None
-        ]
         model_briefs.append(
             Brief(
                 model=name,
                 version=current.version,
                 status=_now(current),
-                answer=answer(current, open_alerts),
+                answer=answer(current, alerts),
                 incidents=_incidents(
                     [incident for incident in gathered.incidents if incident.model == name], alerts
                 ),
@@ -71,10 +70,14 @@ def _alerting(model: ModelFigures) -> list[SliceFigures]:
     ]
 
 
-def answer(model: ModelFigures, open_alerts: Sequence[EpisodeFigures]) -> str:
-    """Return whether a version is good enough, in one sentence, and if not, by the measure that decided."""
+def answer(model: ModelFigures, alerts: Sequence[EpisodeFigures]) -> str:
+    """Return whether a version is good enough, in one sentence, and if not, by the measure that decided; `alerts` are of its model."""
     alerting, whole, title = _alerting(model), model.aggregate, f"{model.model} {model.version}"
-    by_slice = {entry.slice_id: entry for entry in open_alerts}
+    by_slice = {
+        entry.slice_id: entry
+        for entry in alerts
+        if entry.version == model.version and entry.resolved_at is None
+    }
     of = [(entry, by_slice.get(entry.slice_id)) for entry in alerting]
     measures = {None if alert is None else (alert.metric, alert.by_budget) for _, alert in of}
     measure = measures.pop() if len(measures) == 1 else None
@@ -157,7 +160,7 @@ def _incidents(incidents: Sequence[Incident], episodes: Sequence[EpisodeFigures]
     texts = [headline(incident) for incident in incidents]
     covered = {alert for incident in incidents for alert in incident.alerts}
     alone = [entry for entry in episodes if entry.alert_id not in covered and not entry.folded]
-    return (*(f"{text[0].upper()}{text[1:]}" for text in texts), *map(_alert_line, alone))
+    return (*texts, *map(_alert_line, alone))
 
 
 def _alert_line(episode: EpisodeFigures) -> str:
@@ -197,6 +200,8 @@ def _changed(marks: Sequence[Mark], comparisons: Sequence[VersionComparison]) ->
 
 
 def _other(model: ModelFigures, episodes: Sequence[EpisodeFigures]) -> str:
+    if model.served_last:
+        return answer(model, episodes)
     bad = [
         name_of(entry.slice, entry.predicate)
         for entry in episodes

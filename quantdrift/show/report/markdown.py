@@ -10,7 +10,7 @@ from quantdrift.core.tasks import MEASURES
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import said
-from quantdrift.facts.words.amount import measured, points, signed
+from quantdrift.facts.words.amount import measured, points
 from quantdrift.facts.words.first_screen import over
 from quantdrift.facts.words.happened import SINCE
 from quantdrift.facts.words.size import size
@@ -103,25 +103,11 @@ def _size(episode: EpisodeFigures) -> str:
 def _releases(figures: ReportFigures, most_table: int) -> list[str]:
     parts: list[str] = []
     for comparison in figures.comparisons:
-        entries = [
-            entry for entry in (comparison.aggregate, *comparison.slices[:most_table]) if entry is not None
-        ]
+        table = comparison.table(most_table)
         parts += [
             f"## Release: {_text(comparison.model)} {_text(comparison.new.version)}",
             _text(comparison.sentence + (f" Careful: {comparison.warning}." if comparison.warning else "")),
-            _table(
-                ("slice", "change", comparison.old.version, comparison.new.version, "difference, points"),
-                (
-                    (
-                        entry.name,
-                        entry.shown,
-                        _share(entry.old.flip),
-                        _share(entry.new.flip),
-                        signed(Metric.FLIP, entry.flip) if entry.flip else "no data",
-                    )
-                    for entry in entries
-                ),
-            ),
+            _table(table.head, table.rows),
         ]
     return parts
 
@@ -157,10 +143,6 @@ def _labels(figures: ReportFigures, most_table: int) -> list[str]:
             ),
         ]
     return parts
-
-
-def _share(figure: Figure | None) -> str:
-    return "no data" if figure is None else measured(Metric.FLIP, figure.estimate, "")
 
 
 def _slices(figures: ReportFigures, most_table: int) -> list[str]:
