@@ -13,7 +13,7 @@ from quantdrift.storage import queries
 from quantdrift.storage.audit import Action, add
 from quantdrift.storage.fold.read import comparison_row
 from quantdrift.storage.fold_rows import ComparisonRow, Source
-from quantdrift.storage.schema.tables import Baseline
+from quantdrift.storage.schema.tables import BaselineTable
 from quantdrift.storage.snapshot import rows
 
 _VERSIONS: Final = text("""
@@ -236,7 +236,7 @@ async def decide(
     }
     before = {row.source: row.n for row in await connection.execute(_REPLACED, wanted)}
     values = [msgspec.structs.asdict(decision) | {"source": decision.source.value} for decision in decisions]
-    ids = (await connection.scalars(insert(Baseline).returning(Baseline.id), values)).all()
+    ids = (await connection.scalars(insert(BaselineTable).returning(BaselineTable.id), values)).all()
     slices = {decision.slice_id for decision in decisions}
     await add(
         connection,

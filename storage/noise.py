@@ -75,12 +75,15 @@ async def write_floors(
     """Delete the floors of versions and slices that are `forgotten`, then insert or replace `rows`."""
     for version_id, slice_id in forgotten:
         await connection.execute(_FORGET, {"version": version_id, "slice": slice_id})
-    for table, names in ((tables.NoiseFloor, _PLAIN), (tables.NoiseSlice, (*_PLAIN, *_OF_SLICE_ALONE))):
+    for table, names in (
+        (tables.NoiseFloorTable, _PLAIN),
+        (tables.NoiseSliceTable, (*_PLAIN, *_OF_SLICE_ALONE)),
+    ):
         values = [
             {name: getattr(row, name) for name in names}
             | {"side": row.side.value, "updated_at": from_us(row.updated_us)}
             for row in rows
-            if bool(row.slice_id) is (table is tables.NoiseSlice)
+            if bool(row.slice_id) is (table is tables.NoiseSliceTable)
         ]
         if not values:
             continue
@@ -93,7 +96,7 @@ async def write_floors(
 async def write_noise_change(connection: AsyncConnection, row: NoiseChangeRow) -> None:
     """Store a change of noise and put its event into the outbox."""
     changed = await connection.scalar(
-        upsert(tables.NoiseChange)
+        upsert(tables.NoiseChangeTable)
         .values(
             model_version_id=row.model_version_id,
             slice_id=row.slice_id or None,
@@ -104,9 +107,9 @@ async def write_noise_change(connection: AsyncConnection, row: NoiseChangeRow) -
             fold_seq=row.fold_seq,
             details=msgspec.to_builtins(row.event),
         )
-        .returning(tables.NoiseChange.id)
+        .returning(tables.NoiseChangeTable.id)
     )
-    await connection.execute(upsert(tables.Outbox).values(noise_change_id=changed))
+    await connection.execute(upsert(tables.OutboxTable).values(noise_change_id=changed))
 
 
 def _floor(row: RowMapping) -> FloorRow:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import insert
 
 from quantdrift.storage.database import Database
-from quantdrift.storage.schema.tables import ReportRun
+from quantdrift.storage.schema.tables import ReportRunTable
 
 
 async def record_run(
@@ -15,5 +15,7 @@ async def record_run(
 ) -> int:
     """Store the run of a report with its figures (JSON types only), and return its id."""
     async with database.begin() as connection:
-        statement = insert(ReportRun).values(kind=kind, from_at=begin, to_at=end, path=path, figures=figures)
-        return int(await connection.scalar(statement.returning(ReportRun.id)) or 0)
+        statement = insert(ReportRunTable).values(
+            kind=kind, from_at=begin, to_at=end, path=path, figures=figures
+        )
+        return int(await connection.scalar(statement.returning(ReportRunTable.id)) or 0)

@@ -59,7 +59,7 @@ async def write_doubts(connection: AsyncConnection, doubts: Sequence[ConfigWarni
     for doubt in sorted(doubts, key=lambda doubt: (doubt.model, doubt.reference_digest)):
         values = {"option": doubt.option, "doubt": doubt.doubt.replace("\0", ""), "found_at": at}
         await connection.execute(
-            upsert(tables.ConfigWarning)
+            upsert(tables.ConfigWarningTable)
             .values(model=doubt.model, reference_digest=doubt.reference_digest, **values)
             .on_conflict_do_update(index_elements=["model", "reference_digest"], set_=values)
         )
@@ -201,7 +201,7 @@ class Writer:
         expected = sum(len(tally.strata) for tally in tallies)
         async with self._database.begin() as connection:
             batch_id = await connection.scalar(
-                insert(tables.Batch)
+                insert(tables.BatchTable)
                 .values(
                     kind="tally",
                     worker=worker,
@@ -209,12 +209,12 @@ class Writer:
                     captured_to=max(tally.at for tally in tallies),
                     n_rows=expected,
                 )
-                .returning(tables.Batch.id)
+                .returning(tables.BatchTable.id)
             )
             assert batch_id is not None
             # Passed separately from the statement, so that the driver sends them in parts that Postgres can accept.
             stored = await connection.scalars(
-                upsert(tables.Tally).on_conflict_do_nothing().returning(tables.Tally.sequence),
+                upsert(tables.TallyTable).on_conflict_do_nothing().returning(tables.TallyTable.sequence),
                 [
                     row
                     for tally, at in zip_longest(tallies, streamed_at)
@@ -301,7 +301,7 @@ async def _ids(
     stored_as = await places.versions(connection, missing) if missing else {}
     version_ids = await _ids_of(
         connection,
-        tables.ModelVersion.__table__,
+        tables.ModelVersionTable.__table__,
         ("model", "candidate_version", "reference_digest"),
         {
             msgspec.structs.astuple(key): {
@@ -313,7 +313,7 @@ async def _ids(
     versions |= {key: version_ids[msgspec.structs.astuple(of)] for key, of in stored_as.items()}
     policy_ids = await _ids_of(
         connection,
-        tables.Policy.__table__,
+        tables.PolicyTable.__table__,
         ("epoch",),
         {
             (epoch,): {"definition": msgspec.to_builtins(policy)}
@@ -326,7 +326,7 @@ async def _ids(
     stored_under = await places.slices(connection, unplaced) if unplaced else {}
     others = await _ids_of(
         connection,
-        tables.Slice.__table__,
+        tables.SliceTable.__table__,
         ("model", "predicate"),
         {
             (row.model, row.predicate): {
@@ -463,7 +463,7 @@ async def _quarantine(
     if not messages:
         return []
     stored = await connection.scalars(
-        upsert(tables.Quarantine).on_conflict_do_nothing().returning(tables.Quarantine.reason),
+        upsert(tables.QuarantineTable).on_conflict_do_nothing().returning(tables.QuarantineTable.reason),
         [
             {
                 "stream_sequence": message.stream_sequence,
@@ -518,13 +518,13 @@ async def _correct_batch(
     connection: AsyncConnection, batch_id: int, n_rows: int, skipped: Counter[str], *, keep: bool = False
 ) -> None:
     """Update the `batch` row to the rows that were stored, or delete it where there are none."""
-    same = tables.Batch.id == batch_id
+    same = tables.BatchTable.id == batch_id
     if n_rows or skipped or keep:
         await connection.execute(
-            update(tables.Batch).where(same).values(n_rows=n_rows, skipped=dict(skipped))
+            update(tables.BatchTable).where(same).values(n_rows=n_rows, skipped=dict(skipped))
         )
     else:
-        await connection.execute(delete(tables.Batch).where(same))
+        await connection.execute(delete(tables.BatchTable).where(same))
 
 
 def _tally_rows(tally: Tally, batch_id: int, streamed_at: datetime | None) -> list[dict[str, Any]]:
@@ -612,7 +612,7 @@ async def insert_noise(
         return 0
     versions, policies, slices = ids
     stored = await connection.scalars(
-        upsert(tables.Noise).on_conflict_do_nothing().returning(tables.Noise.item),
+        upsert(tables.NoiseTable).on_conflict_do_nothing().returning(tables.NoiseTable.item),
         [
             {
                 "exchange_id": item.exchange_id,

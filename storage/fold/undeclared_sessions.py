@@ -67,7 +67,7 @@ async def exchanges_between(
 
 async def session_evidence(connection: AsyncConnection, version_id: int) -> list[SessionEvidence]:
     """Return the evidence of a version so far."""
-    table = tables.UndeclaredSession.__table__
+    table = tables.UndeclaredSessionTable.__table__
     rows = await connection.execute(table.select().where(table.c.model_version_id == version_id))
     return [SessionEvidence(**row) for row in rows.mappings()]
 
@@ -79,7 +79,7 @@ async def write_session_evidence(connection: AsyncConnection, rows: Sequence[Ses
         keys = ("model_version_id", "slice_id", "attribute")
         changed = {name: value for name, value in values.items() if name not in keys}
         await connection.execute(
-            upsert(tables.UndeclaredSession)
+            upsert(tables.UndeclaredSessionTable)
             .values(**values)
             .on_conflict_do_update(index_elements=keys, set_=changed)
         )

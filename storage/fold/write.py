@@ -124,8 +124,8 @@ async def write(
     ways
         Returns what can be done about an alert, by its event and its number: its text has that.
     """
-    await _upsert(connection, tables.Detector, [_detector_values(row) for row in outcome.detectors])
-    await _upsert(connection, tables.Verdict, [_verdict_values(row) for row in outcome.verdicts])
+    await _upsert(connection, tables.DetectorTable, [_detector_values(row) for row in outcome.detectors])
+    await _upsert(connection, tables.VerdictTable, [_verdict_values(row) for row in outcome.verdicts])
     alarms = [row for row in outcome.transitions if row.episode in _ALARMS]
     examples_of_alarms = iter(await examples(connection, alarms) if alarms else ())
     written: list[tuple[int, int]] = []
@@ -150,12 +150,14 @@ async def write(
         await escalate(connection, webhook=webhook)
     await _write_rollups(connection, outcome.rollups)
     if outcome.learned:
-        await connection.execute(insert(tables.Baseline), [_baseline_values(row) for row in outcome.learned])
+        await connection.execute(
+            insert(tables.BaselineTable), [_baseline_values(row) for row in outcome.learned]
+        )
     await write_floors(connection, outcome.floors, outcome.forgotten_noise)
     for change in outcome.noise_changes:
         await write_noise_change(connection, change)
-    await _upsert(connection, tables.Serving, [_serving_values(row) for row in outcome.serving])
-    await _upsert(connection, tables.Session, [_session_values(row) for row in outcome.sessions])
+    await _upsert(connection, tables.ServingTable, [_serving_values(row) for row in outcome.serving])
+    await _upsert(connection, tables.SessionTable, [_session_values(row) for row in outcome.sessions])
     if outcome.closed:
         closed = [
             {"version": version, "policy": two, "group": three} for version, two, three in outcome.closed
@@ -199,7 +201,7 @@ async def _write_transition(
     related = {} if event is None else _related(event)
     if row.episode is Episode.OPEN:
         alert_id = await connection.scalar(
-            insert(tables.Alert)
+            insert(tables.AlertTable)
             .values(
                 model_version_id=row.model_version_id,
                 slice_id=row.slice_id,
@@ -209,7 +211,7 @@ async def _write_transition(
                 opened_at=from_us(row.at_us),
                 details=related,
             )
-            .returning(tables.Alert.id)
+            .returning(tables.AlertTable.id)
         )
     elif row.episode is Episode.ESCALATE:
         encoded = msgspec.json.encode(related).decode()
@@ -227,7 +229,7 @@ async def _write_transition(
         now = msgspec.structs.replace(row, event=event)
         words = msgspec.to_builtins(text_of(event, ways(now, alert_id) if event.is_open else Ways()))
     transition_id = await connection.scalar(
-        insert(tables.Transition)
+        insert(tables.TransitionTable)
         .values(
             model_version_id=row.model_version_id,
             slice_id=row.slice_id,
@@ -239,11 +241,11 @@ async def _write_transition(
             details={"reason": row.reason} if event is None else event.attributes(),
             text=words,
         )
-        .returning(tables.Transition.id)
+        .returning(tables.TransitionTable.id)
     )
     if row.episode is not Episode.NONE and not row.quiet:
         due = {"webhook_due_at": func.now()} if webhook else {}
-        await connection.execute(insert(tables.Outbox).values(transition_id=transition_id, **due))
+        await connection.execute(insert(tables.OutboxTable).values(transition_id=transition_id, **due))
     return int(transition_id or 0), alert_id
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from quantdrift.storage.schema.columns import Base, BigInt, Str, Time
 
 
-class Audit(Base):
+class AuditTable(Base):
     """One action of a person or a process."""
 
     __tablename__ = "audit"

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Int, Str, Time, Uuid
 
 
-class Arrival(Base):
+class ArrivalTable(Base):
     """Numbers of the exchanges that workers have finished, for one row of a sidecar's table of counts."""
 
     __tablename__ = "arrival"
@@ -52,7 +52,7 @@ class Arrival(Base):
     created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When this row was created.")
 
 
-class Expiry(Base):
+class ExpiryTable(Base):
     """An increase of the number of expired exchanges."""
 
     __tablename__ = "expiry"

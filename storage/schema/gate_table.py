@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Json, Str, Time
 
 
-class GateRun(Base):
+class GateRunTable(Base):
     """A candidate that is judged on live traffic."""
 
     __tablename__ = "gate_run"
@@ -54,7 +54,7 @@ class GateRun(Base):
     )
 
 
-class GateVerdict(Base):
+class GateVerdictTable(Base):
     """The verdict of a gate that has ended."""
 
     __tablename__ = "gate_verdict"

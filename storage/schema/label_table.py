@@ -6,7 +6,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from quantdrift.storage.schema.columns import NOW, Base, Int, SmallInt, Str, Time, Uuid
 
 
-class Label(Base):
+class LabelTable(Base):
     """Which side was right about one compared item, by its true label."""
 
     __tablename__ = "label"

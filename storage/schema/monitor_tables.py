@@ -20,7 +20,7 @@ _OF_THE_PAGE = (
 )
 
 
-class Detector(Base):
+class DetectorTable(Base):
     """A sequential detector's state."""
 
     __tablename__ = "detector"
@@ -61,7 +61,7 @@ class Detector(Base):
     )
 
 
-class Baseline(Base):
+class BaselineTable(Base):
     """A decision about the baseline of a signal."""
 
     __tablename__ = "baseline"
@@ -105,7 +105,7 @@ class Baseline(Base):
     )
 
 
-class Incident(Base):
+class IncidentTable(Base):
     """Alerts that explain each other."""
 
     __tablename__ = "incident"
@@ -162,7 +162,7 @@ class Incident(Base):
     counted_until: Mapped[Time | None] = mapped_column(comment="Event time up to which the figures count.")
 
 
-class IncidentChange(Base):
+class IncidentChangeTable(Base):
     """A state that an incident got."""
 
     __tablename__ = "incident_change"
@@ -200,7 +200,7 @@ class IncidentChange(Base):
     )
 
 
-class Alert(Base):
+class AlertTable(Base):
     """An episode of drift."""
 
     __tablename__ = "alert"
@@ -243,7 +243,7 @@ class Alert(Base):
     )
 
 
-class AlertAction(Base):
+class AlertActionTable(Base):
     """What a person did about an alert, or its escalation."""
 
     __tablename__ = "alert_action"
@@ -290,7 +290,7 @@ class AlertAction(Base):
     )
 
 
-class Serving(Base):
+class ServingTable(Base):
     """Whether a candidate version serves."""
 
     __tablename__ = "serving"
@@ -316,7 +316,7 @@ class Serving(Base):
     )
 
 
-class Verdict(Base):
+class VerdictTable(Base):
     """The current verdict on a slice."""
 
     __tablename__ = "verdict"
@@ -348,7 +348,7 @@ class Verdict(Base):
     fold_seq: Mapped[BigInt] = mapped_column(comment="Number of that fold.")
 
 
-class Transition(Base):
+class TransitionTable(Base):
     """A change of verdict."""
 
     __tablename__ = "transition"
@@ -376,7 +376,7 @@ class Transition(Base):
     )
 
 
-class Outbox(Base):
+class OutboxTable(Base):
     """An event waiting to be exported."""
 
     __tablename__ = "outbox"
@@ -419,7 +419,7 @@ class Outbox(Base):
     )
 
 
-class Fold(Base):
+class FoldTable(Base):
     """The monitor's progress."""
 
     __tablename__ = "fold"
@@ -444,7 +444,7 @@ class Fold(Base):
     )
 
 
-class Leader(Base):
+class LeaderTable(Base):
     """The monitor that leads."""
 
     __tablename__ = "leader"
@@ -544,7 +544,7 @@ class RollupDay(_Rollup, Base):
     day: Mapped[Time] = mapped_column(primary_key=True, comment="Start of the day, UTC.")
 
 
-class Session(Base):
+class SessionTable(Base):
     """An open session."""
 
     __tablename__ = "session"
@@ -565,7 +565,7 @@ class Session(Base):
     fold_seq: Mapped[BigInt] = mapped_column(comment="Last fold that added to it.")
 
 
-class UndeclaredSession(Base):
+class UndeclaredSessionTable(Base):
     """The evidence that requests with one value of an attribute are alike in a slice."""
 
     __tablename__ = "undeclared_session"

@@ -8,7 +8,7 @@ from quantdrift.storage.schema.columns import Base, BigInt, Float, Int, Json, Sm
 SIDES = "('reference', 'candidate')"
 
 
-class Noise(Base):
+class NoiseTable(Base):
     """The divergence of one item from itself."""
 
     __tablename__ = "noise"
@@ -52,7 +52,7 @@ class Noise(Base):
     )
 
 
-class NoiseFloor(Base):
+class NoiseFloorTable(Base):
     """The estimated noise of one side."""
 
     __tablename__ = "noise_floor"
@@ -90,7 +90,7 @@ class NoiseFloor(Base):
     fold_seq: Mapped[BigInt] = mapped_column(comment="Number of that fold.")
 
 
-class NoiseSlice(Base):
+class NoiseSliceTable(Base):
     """The estimated noise of one side in one slice."""
 
     __tablename__ = "noise_slice"
@@ -134,7 +134,7 @@ class NoiseSlice(Base):
     fold_seq: Mapped[BigInt] = mapped_column(comment="Number of that fold.")
 
 
-class NoiseChange(Base):
+class NoiseChangeTable(Base):
     """The start or end of too much noise."""
 
     __tablename__ = "noise_change"

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from quantdrift.storage.schema.columns import NOW, Base, Json, Str, Time
 
 
-class ProcessReport(Base):
+class ProcessReportTable(Base):
     """The newest report of one process."""
 
     __tablename__ = "process_report"

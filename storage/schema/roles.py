@@ -15,7 +15,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.storage.address import Dsn
 from quantdrift.storage.audit import Action, add
 from quantdrift.storage.database import make_engine, translated
-from quantdrift.storage.schema.tables import Base, Quarantine
+from quantdrift.storage.schema.tables import Base, QuarantineTable
 from quantdrift.storage.schema.unknown import ERASURE, PARTITIONS, refuse_unknown
 
 SHADOW: Final = "quantdrift_shadow"
@@ -302,7 +302,7 @@ _REPORTED: Final = "digest, options, pause, reported_at"
 
 
 def _shadow() -> list[str]:
-    readable = [table for table in _WRITTEN if table != Quarantine.__tablename__]
+    readable = [table for table in _WRITTEN if table != QuarantineTable.__tablename__]
     return [
         f"grant select on {', '.join(readable)} to {SHADOW}",
         f"grant select, insert, update on doubt, arrival to {SHADOW}",

@@ -34,7 +34,7 @@ class Status(StrEnum):
 STATUSES = "('candidate', 'confirmed', 'expired', 'retired')"
 
 
-class Discovery(Base):
+class DiscoveryTable(Base):
     """A slice that a search found."""
 
     __tablename__ = "discovery"
@@ -109,7 +109,7 @@ class Discovery(Base):
     )
 
 
-class DiscoveryChange(Base):
+class DiscoveryChangeTable(Base):
     """A change of status of a discovered slice."""
 
     __tablename__ = "discovery_change"
@@ -132,7 +132,7 @@ class DiscoveryChange(Base):
     )
 
 
-class DiscoverySearch(Base):
+class DiscoverySearchTable(Base):
     """The last search of a version."""
 
     __tablename__ = "discovery_search"
@@ -153,7 +153,7 @@ class DiscoverySearch(Base):
     )
 
 
-class ValueShare(Base):
+class ValueShareTable(Base):
     """The weights of the values of one attribute, of a crossed rule's combinations, or of a model's versions."""
 
     __tablename__ = "value_share"
@@ -180,7 +180,7 @@ class ValueShare(Base):
     )
 
 
-class SliceChange(Base):
+class SliceChangeTable(Base):
     """A slice of a value gets or loses its place."""
 
     __tablename__ = "slice_change"
@@ -207,7 +207,7 @@ class SliceChange(Base):
     )
 
 
-class Clustering(Base):
+class ClusteringTable(Base):
     """Learned slices of a model, as fitted once."""
 
     __tablename__ = "clustering"
@@ -243,7 +243,7 @@ class Clustering(Base):
     )
 
 
-class Embedding(Base):
+class EmbeddingTable(Base):
     """A vector of the bounded sample that clusterings are fitted to."""
 
     __tablename__ = "embedding"

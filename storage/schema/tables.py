@@ -20,84 +20,89 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
-from quantdrift.storage.schema.audit_table import Audit
+from quantdrift.storage.schema.audit_table import AuditTable
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
-from quantdrift.storage.schema.expiry_tables import Arrival, Expiry
-from quantdrift.storage.schema.gate_table import GateRun, GateVerdict
-from quantdrift.storage.schema.label_table import Label
+from quantdrift.storage.schema.expiry_tables import ArrivalTable, ExpiryTable
+from quantdrift.storage.schema.gate_table import GateRunTable, GateVerdictTable
+from quantdrift.storage.schema.label_table import LabelTable
 from quantdrift.storage.schema.monitor_tables import (
-    Alert,
-    AlertAction,
-    Baseline,
-    Detector,
-    Fold,
-    Outbox,
+    AlertActionTable,
+    AlertTable,
+    BaselineTable,
+    DetectorTable,
+    FoldTable,
+    OutboxTable,
     RollupDay,
     RollupHour,
-    Serving,
-    Session,
-    Transition,
-    UndeclaredSession,
-    Verdict,
+    ServingTable,
+    SessionTable,
+    TransitionTable,
+    UndeclaredSessionTable,
+    VerdictTable,
 )
-from quantdrift.storage.schema.noise_tables import Noise, NoiseChange, NoiseFloor, NoiseSlice
-from quantdrift.storage.schema.process_table import ProcessReport
+from quantdrift.storage.schema.noise_tables import (
+    NoiseChangeTable,
+    NoiseFloorTable,
+    NoiseSliceTable,
+    NoiseTable,
+)
+from quantdrift.storage.schema.process_table import ProcessReportTable
 from quantdrift.storage.schema.slice_tables import (
-    Clustering,
-    Discovery,
-    DiscoveryChange,
-    DiscoverySearch,
-    Embedding,
-    SliceChange,
-    ValueShare,
+    ClusteringTable,
+    DiscoveryChangeTable,
+    DiscoverySearchTable,
+    DiscoveryTable,
+    EmbeddingTable,
+    SliceChangeTable,
+    ValueShareTable,
 )
 
 __all__ = [
-    "Alert",
-    "AlertAction",
-    "Arrival",
-    "Audit",
+    "AlertActionTable",
+    "AlertTable",
+    "ArrivalTable",
+    "AuditTable",
     "Base",
-    "Baseline",
-    "Batch",
-    "Clustering",
-    "Comparison",
-    "ConfigWarning",
-    "Detector",
-    "Discovery",
-    "DiscoveryChange",
-    "DiscoverySearch",
-    "Embedding",
-    "Expiry",
-    "Fold",
-    "GateRun",
-    "GateVerdict",
-    "Label",
-    "ModelVersion",
-    "Noise",
-    "NoiseChange",
-    "NoiseFloor",
-    "NoiseSlice",
-    "Outbox",
-    "Policy",
-    "ProcessReport",
-    "Quarantine",
-    "ReportRun",
+    "BaselineTable",
+    "BatchTable",
+    "ClusteringTable",
+    "ComparisonTable",
+    "ConfigWarningTable",
+    "DetectorTable",
+    "DiscoveryChangeTable",
+    "DiscoverySearchTable",
+    "DiscoveryTable",
+    "EmbeddingTable",
+    "ExpiryTable",
+    "FoldTable",
+    "GateRunTable",
+    "GateVerdictTable",
+    "LabelTable",
+    "ModelVersionTable",
+    "NoiseChangeTable",
+    "NoiseFloorTable",
+    "NoiseSliceTable",
+    "NoiseTable",
+    "OutboxTable",
+    "PolicyTable",
+    "ProcessReportTable",
+    "QuarantineTable",
+    "ReportRunTable",
     "RollupDay",
     "RollupHour",
-    "Serving",
-    "Session",
-    "Slice",
-    "SliceChange",
-    "Tally",
-    "Transition",
-    "UndeclaredSession",
-    "ValueShare",
-    "Verdict",
+    "ServingTable",
+    "SessionTable",
+    "SliceChangeTable",
+    "SliceTable",
+    "TallyTable",
+    "TransitionTable",
+    "UndeclaredSessionTable",
+    "ValueShareTable",
+    "VerdictTable",
 ]
 
 
-class ModelVersion(Base):
+class ModelVersionTable(Base):
     """A candidate version with the reference it is compared with."""
 
     __tablename__ = "model_version"
@@ -124,7 +129,7 @@ class ModelVersion(Base):
     )
 
 
-class Slice(Base):
+class SliceTable(Base):
     """A slice of the inputs."""
 
     __tablename__ = "slice"
@@ -147,7 +152,7 @@ class Slice(Base):
     )
 
 
-class Policy(Base):
+class PolicyTable(Base):
     """The sampling rates of one epoch."""
 
     __tablename__ = "policy"
@@ -165,7 +170,7 @@ class Policy(Base):
     )
 
 
-class Batch(Base):
+class BatchTable(Base):
     """One transaction of a shadow worker."""
 
     __tablename__ = "batch"
@@ -226,7 +231,7 @@ class Batch(Base):
     )
 
 
-class Comparison(Base):
+class ComparisonTable(Base):
     """The divergence of one item."""
 
     __tablename__ = "comparison"
@@ -324,7 +329,7 @@ class Comparison(Base):
     )
 
 
-class ConfigWarning(Base):
+class ConfigWarningTable(Base):
     """The latest check of a reference's outputs against the configuration."""
 
     __tablename__ = "doubt"
@@ -338,7 +343,7 @@ class ConfigWarning(Base):
     found_at: Mapped[Time] = mapped_column(comment="When a worker last checked.")
 
 
-class Tally(Base):
+class TallyTable(Base):
     """Exact counts of one header stratum of one sidecar."""
 
     __tablename__ = "tally"
@@ -386,7 +391,7 @@ class Tally(Base):
     )
 
 
-class Quarantine(Base):
+class QuarantineTable(Base):
     """A quarantined exchange."""
 
     __tablename__ = "quarantine"
@@ -417,7 +422,7 @@ class Quarantine(Base):
     )
 
 
-class ReportRun(Base):
+class ReportRunTable(Base):
     """A report that was written."""
 
     __tablename__ = "report_run"
@@ -431,7 +436,7 @@ class ReportRun(Base):
     figures: Mapped[Json] = mapped_column(comment="The figures of the report, as JSON.")
 
 
-class Compatibility(Base):
+class CompatibilityTable(Base):
     """The oldest release that can work with the schema."""
 
     __tablename__ = "compatibility"

@@ -254,7 +254,8 @@ async def keep_vectors(database: Database, rows: Sequence[VectorRow]) -> None:
         return
     async with database.begin() as connection:
         await connection.execute(
-            upsert(tables.Embedding).on_conflict_do_nothing(), [msgspec.structs.asdict(row) for row in rows]
+            upsert(tables.EmbeddingTable).on_conflict_do_nothing(),
+            [msgspec.structs.asdict(row) for row in rows],
         )
 
 
@@ -333,7 +334,7 @@ async def store_clustering(
         Somebody else stored that version meanwhile.
     """
     version = await connection.scalar(
-        upsert(tables.Clustering)
+        upsert(tables.ClusteringTable)
         .values(
             model=clustering.model,
             version=clustering.version,
@@ -348,7 +349,7 @@ async def store_clustering(
             content=dump_clustering(clustering),
         )
         .on_conflict_do_nothing()
-        .returning(tables.Clustering.id)
+        .returning(tables.ClusteringTable.id)
     )
     if version is None:
         raise RetryError(

@@ -15,7 +15,12 @@ from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey
 from quantdrift.storage.database import Database
 from quantdrift.storage.locks import lock
-from quantdrift.storage.schema.slice_tables import Discovery, DiscoveryChange, DiscoverySearch, Status
+from quantdrift.storage.schema.slice_tables import (
+    DiscoveryChangeTable,
+    DiscoverySearchTable,
+    DiscoveryTable,
+    Status,
+)
 
 _SEEN_WITHIN: Final = timedelta(days=1)
 
@@ -242,9 +247,9 @@ async def store_round(
     for search in searches:
         values = msgspec.structs.asdict(search)
         await connection.execute(
-            upsert(DiscoverySearch)
+            upsert(DiscoverySearchTable)
             .values(values)
-            .on_conflict_do_update(index_elements=[DiscoverySearch.model_version_id], set_=values)
+            .on_conflict_do_update(index_elements=[DiscoverySearchTable.model_version_id], set_=values)
         )
 
 
@@ -275,7 +280,7 @@ async def store(
     discovery_id = await _store(connection, row, before)
     if stored.reason:
         await connection.execute(
-            insert(DiscoveryChange).values(
+            insert(DiscoveryChangeTable).values(
                 discovery_id=discovery_id, status=row.status.value, made_by=made_by, reason=stored.reason
             )
         )
@@ -327,9 +332,11 @@ async def _store(connection: AsyncConnection, row: DiscoveryRow, before: Discove
         old = _values(before)
         values = {name: value for name, value in values.items() if value != old[name]}
     if row.id:
-        await connection.execute(update(Discovery).where(Discovery.id == row.id).values(values))
+        await connection.execute(update(DiscoveryTable).where(DiscoveryTable.id == row.id).values(values))
         return row.id
-    return (await connection.execute(insert(Discovery).values(values).returning(Discovery.id))).scalar_one()
+    return (
+        await connection.execute(insert(DiscoveryTable).values(values).returning(DiscoveryTable.id))
+    ).scalar_one()
 
 
 async def _slices(connection: AsyncConnection, statement: Any) -> list[SliceKey]:

@@ -32,7 +32,7 @@ async def insert(connection: AsyncConnection, at: datetime) -> None:
     """Store one comparison captured at `at`."""
     row = Comparison(captured_at=at, exchange_id=uuid4(), batch_id=1, model_version_id=1)
     values = {**msgspec.structs.asdict(row), "attributes": {}, "features": {}}
-    await connection.execute(sqlalchemy.insert(tables.Comparison).values(values))
+    await connection.execute(sqlalchemy.insert(tables.ComparisonTable).values(values))
 
 
 async def test_an_upgrade_makes_yesterday_to_the_days_ahead(postgres_dsn: str) -> None:
