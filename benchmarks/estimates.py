@@ -31,7 +31,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
 from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence import interval
-from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.drift.evidence.interval import WeightedEstimate
 from quantdrift.drift.evidence.observations import FloatArray, ObservationBlock
 from quantdrift.drift.evidence.window import RECENT_GROUPS
 from quantdrift.drift.explain.overlap import Items, explaining
@@ -63,7 +63,7 @@ def clopper_pearson(hits: float, n: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def estimate_of(x: FloatArray, v: FloatArray | None = None) -> Estimate:
+def estimate_of(x: FloatArray, v: FloatArray | None = None) -> WeightedEstimate:
     """Return mean and interval of a window with these values and weights, (n,)."""
     sums, weight = np.zeros(interval.SUMS), np.ones(len(x)) if v is None else v
     for value, of_it in zip((weight * x).tolist(), weight.tolist(), strict=True):

@@ -43,7 +43,7 @@ Dsn = str | Callable[[], str]
 """The text `postgresql://user:password@host:port/name`, or a function that reads it again, such as `Secrets.current_dsn`."""
 
 
-class Address(msgspec.Struct, frozen=True, kw_only=True):
+class PostgresAddress(msgspec.Struct, frozen=True, kw_only=True):
     """The address of Postgres and the TLS settings of its connections. Its `repr` shows nothing.
 
     Every connection is opened by `connect`, through a `Connector`: those of the engine's pool, which COPY uses too, the
@@ -55,7 +55,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     plaintext: bool  # TLS is not even tried
 
     @classmethod
-    def of(cls, dsn: str) -> "Address":
+    def of(cls, dsn: str) -> "PostgresAddress":
         """Read an address; `sslmode`, `sslrootcert`, `sslcert` and `sslkey` mean what they mean to libpq.
 
         Where one of the three files is given without `sslmode`, the mode is `verify-full`. Without any of the four, the
@@ -204,7 +204,7 @@ def with_user(dsn: str, user: str, password: str) -> str:
     OperatorError
         The address cannot be read.
     """
-    Address.of(dsn)
+    PostgresAddress.of(dsn)
     url = make_url(dsn, keep_blank_values=True)
     url = url.difference_update_query(("user", "password", "passfile", "sslcert", "sslkey"))
     return url.set(username=user, password=password).render_as_string(hide_password=False)
@@ -235,7 +235,7 @@ class Connector:
         self._first = frozenset(self.address.arguments)
 
     async def connect(self, **options: Any) -> asyncpg.Connection:
-        """Connect to the server that the address names now; parameters and errors are those of `Address.connect`.
+        """Connect to the server that the address names now; parameters and errors are those of `PostgresAddress.connect`.
 
         Parameters
         ----------
@@ -246,8 +246,8 @@ class Connector:
         others = {name: value for name, value in options.items() if name not in self._first}
         return await self.address.connect(**self.address.arguments, **others)
 
-    def _read(self) -> Address:
-        return Address.of(self._dsn if isinstance(self._dsn, str) else self._dsn())
+    def _read(self) -> PostgresAddress:
+        return PostgresAddress.of(self._dsn if isinstance(self._dsn, str) else self._dsn())
 
 
 def _refuse_unknown(query: Mapping[str, Any]) -> None:

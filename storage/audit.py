@@ -92,7 +92,7 @@ SET_UP: Final = (Action.DB_UPGRADE, Action.SETUP_POSTGRES, Action.SETUP_NATS, Ac
 """What decides about no verdict: the set-up of the database and of NATS."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One entry, as people read it.
 
     Parameters
@@ -149,7 +149,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         return head
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class BrokenLink(msgspec.Struct, frozen=True, kw_only=True):
     """A place where the chain is broken.
 
     Parameters
@@ -169,7 +169,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
     n: int
     head: Head
-    findings: tuple[Finding, ...]
+    findings: tuple[BrokenLink, ...]
 
 
 class ChainRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,10 +256,10 @@ async def who(connection: AsyncConnection) -> str:
 
 async def entries(
     connection: AsyncConnection, *, since: datetime | None = None, by: str = "", action: str = ""
-) -> list[Entry]:
+) -> list[AuditEntry]:
     """Return entries, oldest first: since a time (aware), of one actor, of one action."""
     rows = await connection.execute(_LIST, {"since": since, "by": by, "action": action})
-    return [Entry(**row) for row in rows.mappings()]
+    return [AuditEntry(**row) for row in rows.mappings()]
 
 
 async def latest(
@@ -270,17 +270,19 @@ async def latest(
     end: datetime | None = None,
     model: str = "",
     without: Sequence[Action] = (),
-) -> list[Entry]:
+) -> list[AuditEntry]:
     """Return the newest entries, newest first: of a time, about one model or about none, without some actions."""
     values = {"begin": begin, "end": end, "model": model, "without": list(without), "most": most}
-    return [Entry(**row) for row in (await connection.execute(_LATEST, values)).mappings()]
+    return [AuditEntry(**row) for row in (await connection.execute(_LATEST, values)).mappings()]
 
 
-async def newest(connection: AsyncConnection, actions: Sequence[Action], subject: str = "") -> Entry | None:
+async def newest(
+    connection: AsyncConnection, actions: Sequence[Action], subject: str = ""
+) -> AuditEntry | None:
     """Return the newest entry of any of the actions, about `subject` if it is not empty; None: there is none."""
     wanted = {"actions": [action.value for action in actions], "subject": subject}
     row = (await connection.execute(_NEWEST, wanted)).mappings().one_or_none()
-    return None if row is None else Entry(**row)
+    return None if row is None else AuditEntry(**row)
 
 
 async def verify(connection: AsyncConnection, from_head: Head | None = None) -> Verified:
@@ -292,25 +294,25 @@ async def verify(connection: AsyncConnection, from_head: Head | None = None) -> 
         The head of an earlier verification, kept outside of the database; its entry must be there unchanged.
     """
     head, n = Head(), 0
-    findings: list[Finding] = []
+    findings: list[BrokenLink] = []
     kept = from_head or Head()
     async for row in _rows(connection):
         n += 1
         if row.seq < 1:
-            findings.append(Finding(seq=row.seq, problem=f"entry {row.seq}: numbers begin with 1"))
+            findings.append(BrokenLink(seq=row.seq, problem=f"entry {row.seq}: numbers begin with 1"))
             continue
         if row.seq != head.seq + 1:
             findings.append(_missing(head.seq + 1, row.seq - 1))
         elif hashlib.sha256(canonical(row, head.hash)).digest() != row.hash:
             findings.append(
-                Finding(
+                BrokenLink(
                     seq=row.seq,
                     problem=f"entry {row.seq} was changed, or the one before was: its hash does not fit",
                 )
             )
         if row.seq == kept.seq and row.hash != kept.hash:
             findings.append(
-                Finding(
+                BrokenLink(
                     seq=row.seq,
                     problem=f"entry {row.seq} has another hash than when its head was kept: it, or one before, was written"
                     " again",
@@ -322,9 +324,9 @@ async def verify(connection: AsyncConnection, from_head: Head | None = None) -> 
     return Verified(n=n, head=head, findings=tuple(findings[:MOST_FINDINGS]))
 
 
-def _missing(first: int, last: int) -> Finding:
+def _missing(first: int, last: int) -> BrokenLink:
     which = f"entry {first} is" if first == last else f"entries {first} to {last} are"
-    return Finding(seq=first, problem=f"{which} missing")
+    return BrokenLink(seq=first, problem=f"{which} missing")
 
 
 async def _rows(connection: AsyncConnection) -> AsyncIterator[ChainRow]:

@@ -99,7 +99,7 @@ class BaselineFact(msgspec.Struct, frozen=True, kw_only=True):
     fold_seq: int | None
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class BaselineDecision(msgspec.Struct, frozen=True, kw_only=True):
     """A person's decision about one signal; columns as in `baseline`."""
 
     model_version_id: int
@@ -223,7 +223,12 @@ async def rows_since(
 
 
 async def decide(
-    connection: AsyncConnection, decisions: Sequence[Decision], action: Action, *, model: str, note: str
+    connection: AsyncConnection,
+    decisions: Sequence[BaselineDecision],
+    action: Action,
+    *,
+    model: str,
+    note: str,
 ) -> None:
     """Record decisions about one version and their entry in the audit; the monitor applies them with its next batch."""
     if not decisions:

@@ -15,7 +15,7 @@ from quantdrift.facts.speed import Times
 from quantdrift.facts.words.amount import class_name
 from quantdrift.storage import queries, snapshot
 from quantdrift.storage.figures.figures import people_affected
-from quantdrift.storage.labels import Outcome, outcomes
+from quantdrift.storage.labels import LabelOutcome, outcomes
 from quantdrift.storage.snapshot import in_time, rows
 from quantdrift.storage.versions import VersionNow, seen
 from quantdrift.storage.worst import worst_keys
@@ -54,11 +54,11 @@ class SingleFacts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     people: dict[int, Figure] | None = None
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, LabelOutcome] = {}
     unread: tuple[str, ...] = ()
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedItem(msgspec.Struct, frozen=True, kw_only=True):
     """A compared item, as it stands in the list of the worst."""
 
     at: datetime
@@ -118,7 +118,7 @@ class Singles(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     begin: datetime | None = None
-    worst: tuple[Exchange, ...] = ()
+    worst: tuple[ComparedItem, ...] = ()
     directions: tuple[Direction, ...] | None = None
     margins: tuple[MarginBar, ...] | None = None
     times: tuple[Times, ...] | None = None
@@ -143,7 +143,7 @@ async def worst_exchanges(
     period: tuple[datetime, datetime],
     *,
     most: int,
-) -> list[Exchange]:
+) -> list[ComparedItem]:
     """Return the items whose answer changed, and then those that diverged most."""
     keys = worst_keys(
         slices=f"array[{slice_id:d}]",
@@ -154,7 +154,7 @@ async def worst_exchanges(
         changed_first=True,
     )
     query = text(_WORST.format(keys=keys))
-    return await rows(connection, Exchange, query, begin=period[0], end=period[1], most=most)
+    return await rows(connection, ComparedItem, query, begin=period[0], end=period[1], most=most)
 
 
 async def single_exchanges(

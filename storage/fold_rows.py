@@ -591,7 +591,7 @@ class AlertNote(_Row, frozen=True, kw_only=True):
     change: ExplainedBy | Explains
 
 
-class Outcome(_Row, frozen=True, kw_only=True):
+class FoldResult(_Row, frozen=True, kw_only=True):
     """The rows that a fold writes, in one transaction.
 
     `forgotten_noise` are versions and slices whose noise is deleted before `floors` are written.

@@ -102,7 +102,7 @@ _CHANGED: Final = {"flip": "c.flip::int"}
 _NAMES: Final = text("select id, name from slice where id = any(cast(:slices as int[]))")
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class LabelRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a file of labels.
 
     Parameters
@@ -194,7 +194,7 @@ class Drawn(_Sides, frozen=True, kw_only=True):
     changed: ClusterSums
 
 
-class Outcome(_Sides, frozen=True, kw_only=True):
+class LabelOutcome(_Sides, frozen=True, kw_only=True):
     """What the labels say of one slice of one version.
 
     Parameters
@@ -209,7 +209,7 @@ class Outcome(_Sides, frozen=True, kw_only=True):
     drawn: Drawn | None = None
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class WantedLabel(msgspec.Struct, frozen=True, kw_only=True):
     """A changed answer of which a label is wanted.
 
     Parameters
@@ -243,7 +243,7 @@ async def draw(
     end: datetime,
     n: int,
     header: str,
-) -> list[Wanted]:
+) -> list[WantedLabel]:
     """Draw `n` changed answers of a slice at random, each with the same probability; asked again, the same until they are labelled.
 
     Raises
@@ -253,12 +253,12 @@ async def draw(
     """
     values = {"version": version_id, "slice": slice_id, "begin": begin, "end": end, "n": n, "header": header}
     rows = (await connection.execute(text(_WANTED.replace("::", "\\:\\:")), values)).mappings()
-    return [Wanted(**dict(row) | {"trace": row["trace"] or ""}) for row in rows]
+    return [WantedLabel(**dict(row) | {"trace": row["trace"] or ""}) for row in rows]
 
 
 async def load(
     connection: AsyncConnection,
-    rows: Sequence[Row],
+    rows: Sequence[LabelRow],
     *,
     model: str,
     by: str,
@@ -323,7 +323,7 @@ async def load(
 
 async def outcomes(
     connection: AsyncConnection, versions: Sequence[int], begin: datetime, end: datetime, *, slice_id: int = 0
-) -> list[Outcome]:
+) -> list[LabelOutcome]:
     """Return what the labels of [begin, end) say of each slice of some versions; slices without a label are left out.
 
     Parameters
@@ -349,7 +349,7 @@ async def outcomes(
         for row in await connection.execute(_NAMES, {"slices": [of_slice for _, of_slice in (*came, *drawn)]})
     }
     return [
-        Outcome(
+        LabelOutcome(
             model_version_id=key[0],
             slice_id=key[1],
             slice=names[key[1]],
@@ -421,7 +421,7 @@ def _fields(one: SliceClusters) -> dict[str, Any]:
 
 async def outcome_of_slice(
     connection: AsyncConnection, version_id: int, slice_id: int, begin: datetime, end: datetime
-) -> Outcome | None:
+) -> LabelOutcome | None:
     """Return what true labels say of a slice, None without labels or where they take too long to read."""
     of_slice = await in_time(
         connection,

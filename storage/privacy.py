@@ -134,7 +134,7 @@ _COUNT: Final = f"select count(*) as n, min(captured_at) as first, max(captured_
 _DELETE: Final = f"delete {_OF_IDS}"
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class WantedData(msgspec.Struct, frozen=True, kw_only=True):
     """What is searched.
 
     Parameters
@@ -198,7 +198,7 @@ class Exchanges:
         return self.ids | self.traces
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class StoredPlace(msgspec.Struct, frozen=True, kw_only=True):
     """What one place holds.
 
     Parameters
@@ -239,7 +239,7 @@ class Search:
     def __init__(
         self,
         database: Database,
-        wanted: Wanted,
+        wanted: WantedData,
         *,
         opened: Opened = bytes,
         progress: Progress = lambda _: None,
@@ -256,7 +256,7 @@ class Search:
             self.exchanges.traces.update(wanted.values)
         self._token = f"erased-{secrets.token_hex(6)}"
 
-    async def run(self, *, erase: bool) -> list[Place]:
+    async def run(self, *, erase: bool) -> list[StoredPlace]:
         """Search every table, and delete or redact what is found if `erase` is set; return the places with something.
 
         Raises
@@ -307,11 +307,11 @@ class Search:
             result = await connection.execute(text(statement), values)
             return result.all() if result.returns_rows else ()
 
-    async def _comparisons(self, *, erase: bool) -> Place:
+    async def _comparisons(self, *, erase: bool) -> StoredPlace:
         condition, values = self._condition()
         async with self._database.begin() as connection:
             days = await partition_days(connection)
-        holding = Place(place="comparison", n=0)
+        holding = StoredPlace(place="comparison", n=0)
         for day in days:
             self._progress(f"searching comparison, {day}")
             rows = await self._rows(
@@ -354,8 +354,8 @@ class Search:
                 ids=[exchange_id for _, exchange_id in chunk],
             )
 
-    async def _by_id(self, table: str, *, erase: bool) -> Place:
-        holding = Place(place=table, n=0)
+    async def _by_id(self, table: str, *, erase: bool) -> StoredPlace:
+        holding = StoredPlace(place=table, n=0)
         for ids in _chunks(self.exchanges.ids):
             (row,) = await self._rows(_COUNT.format(table=table), ids=ids)
             holding = _with(holding, row.n, row.first, row.last)
@@ -363,8 +363,8 @@ class Search:
                 await self._rows(_DELETE.format(table=table), ids=ids)
         return holding
 
-    async def _quarantine(self, *, erase: bool) -> Place:
-        holding, last = Place(place="quarantine", n=0), 0
+    async def _quarantine(self, *, erase: bool) -> StoredPlace:
+        holding, last = StoredPlace(place="quarantine", n=0), 0
         while rows := await self._rows(_QUARANTINE, last=last):
             last = rows[-1].id
             self._progress(f"searching quarantine, {last}")
@@ -384,9 +384,9 @@ class Search:
             return True
         return bool(self._redactor().found(row.detail))
 
-    async def _sessions(self, *, erase: bool) -> Place:
+    async def _sessions(self, *, erase: bool) -> StoredPlace:
         """Search the open sessions: one of the person goes, and of another one the items of the exchanges go."""
-        holding = Place(place="session", n=0)
+        holding = StoredPlace(place="session", n=0)
         for key in await self._rows(_SESSIONS):
             values: dict[str, Any] = {"version": key.version, "policy": key.policy, "group": key.group_key}
             async with self._database.begin() as connection:
@@ -407,7 +407,7 @@ class Search:
                     await connection.execute(text(_DELETE_SESSION), values)
         return holding
 
-    async def _texts(self, table: str, *, erase: bool) -> Place:
+    async def _texts(self, table: str, *, erase: bool) -> StoredPlace:
         """Search the texts of a table, and replace in them what is found."""
         redactor, columns, conditions = self._redactor(), text_columns(table), []
         row_text = f"concat_ws(' ', {', '.join(columns)})"
@@ -426,7 +426,7 @@ class Search:
                     " where replace(m[1], '-', '') = any(cast(:tokens as text[])))"
                 )
                 values["tokens"] = sorted(redactor.tokens)
-        holding, last = Place(place=table, n=0), "(0,0)"
+        holding, last = StoredPlace(place=table, n=0), "(0,0)"
         statement = (
             f"select cast(ctid as text) as row_id, {', '.join(columns)} from {table}"  # noqa: S608 - constants
             f" where ctid > cast(cast(:last as text) as tid) and ({' or '.join(conditions) or 'false'})"
@@ -633,16 +633,16 @@ def _chunks(ids: Iterable[str]) -> list[list[str]]:
     return [dashed[first : first + _IDS] for first in range(0, len(dashed), _IDS)]
 
 
-def added(first: Place, second: Place) -> Place:
+def added(first: StoredPlace, second: StoredPlace) -> StoredPlace:
     """Return what two passes have found of one place."""
     return _with(_with(first, second.n, second.first_at, None), 0, None, second.last_at)
 
 
-def _with(place: Place, n: int, first: datetime | None, last: datetime | None) -> Place:
+def _with(place: StoredPlace, n: int, first: datetime | None, last: datetime | None) -> StoredPlace:
     """Return a place with more rows."""
     firsts = [at for at in (place.first_at, first) if at is not None]
     lasts = [at for at in (place.last_at, last) if at is not None]
-    return Place(
+    return StoredPlace(
         place=place.place,
         n=place.n + n,
         first_at=min(firsts, default=None),

@@ -47,7 +47,7 @@ _RELAYS: Final = text("""
 """)
 
 
-class Replays(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What one kind of replica of the references did in a time.
 
     Parameters
@@ -113,9 +113,9 @@ async def item_times(connection: AsyncConnection, begin: datetime, end: datetime
     return [msgspec.convert(dict(row), ItemTimes, strict=False) for row in result]
 
 
-async def replays_since(connection: AsyncConnection, begin: datetime) -> list[Replays]:
+async def replays_since(connection: AsyncConnection, begin: datetime) -> list[ReplayCounts]:
     """Return what was replayed since `begin`, by runtime and device, the busiest first."""
-    return await rows(connection, Replays, _REPLAYS, begin=begin)
+    return await rows(connection, ReplayCounts, _REPLAYS, begin=begin)
 
 
 async def replay_times_quickly(

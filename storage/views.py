@@ -81,7 +81,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     columns: Mapping[str, tuple[str, str]] = {}
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
+class ViewColumn(msgspec.Struct, frozen=True, kw_only=True):
     """A column: its type in Postgres, and what it says."""
 
     name: str
@@ -89,7 +89,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     comment: str
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class RowPage(msgspec.Struct, frozen=True, kw_only=True):
     """Some rows, each a JSON object, and the cursor of the next page; empty: these are the last."""
 
     rows: tuple[str, ...]
@@ -233,7 +233,7 @@ RESOURCES: Final = (
 """Every table that programs read."""
 
 
-async def described(connection: AsyncConnection) -> dict[str, list[Column]]:
+async def described(connection: AsyncConnection) -> dict[str, list[ViewColumn]]:
     """Return the columns of each resource by its name, as the comments in the database say.
 
     Raises
@@ -242,9 +242,9 @@ async def described(connection: AsyncConnection) -> dict[str, list[Column]]:
         A view is missing: the schema is older than this release.
     """
     views = [resource.view for resource in RESOURCES if resource.view]
-    by_view: dict[str, list[Column]] = {}
+    by_view: dict[str, list[ViewColumn]] = {}
     for row in (await connection.execute(_DESCRIBED, {"views": views})).mappings():
-        column = Column(name=row["name"], type=row["type"], comment=row["comment"] or "")
+        column = ViewColumn(name=row["name"], type=row["type"], comment=row["comment"] or "")
         by_view.setdefault(row["view"], []).append(column)
     if missing := sorted(set(views) - by_view.keys()):
         raise OperatorError(f"the database has no view {', '.join(missing)}: run `quantdrift db upgrade`")
@@ -252,7 +252,7 @@ async def described(connection: AsyncConnection) -> dict[str, list[Column]]:
         resource.name: [
             *by_view.get(resource.view, ()),
             *(
-                Column(name=name, type=kind, comment=comment)
+                ViewColumn(name=name, type=kind, comment=comment)
                 for name, (kind, comment) in resource.columns.items()
             ),
         ]
@@ -269,7 +269,7 @@ async def read(
     cursor: str = "",
     limit: int = 100,
     hours: int = DEFAULT_HOURS,
-) -> Page:
+) -> RowPage:
     """Return the rows after a cursor, at most `limit`.
 
     Parameters
@@ -310,7 +310,7 @@ async def read(
     )  # names of this module alone; values are parameters
     rows = (await connection.execute(text(query.replace("::", "\\:\\:")), values)).all()
     shown = rows[:limit]
-    return Page(
+    return RowPage(
         rows=tuple(row.row for row in shown), cursor=_closed(shown[-1].key) if len(rows) > len(shown) else ""
     )
 

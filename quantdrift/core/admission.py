@@ -123,7 +123,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     protected: bool = False
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class PlaceChanges(msgspec.Struct, frozen=True, kw_only=True):
     """The changes of places.
 
     Parameters
@@ -138,7 +138,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     admitted: dict[str, str]
 
 
-def decide(shares: Shares, places: Sequence[Place], most: int, now: datetime, *, most_swaps: int) -> Decision:
+def decide(
+    shares: Shares, places: Sequence[Place], most: int, now: datetime, *, most_swaps: int
+) -> PlaceChanges:
     """Return which values lose and get a place.
 
     A value lapses when it was not seen for `IDLE_AFTER`, or when all places are taken and a value without one has
@@ -187,7 +189,7 @@ def decide(shares: Shares, places: Sequence[Place], most: int, now: datetime, *,
         )
         admitted[value] = share
         smallest = next(weakest, None)
-    return Decision(lapsed=lapsed, admitted=admitted)
+    return PlaceChanges(lapsed=lapsed, admitted=admitted)
 
 
 def _weakest(shares: Shares, places: Iterable[Place]) -> Iterator[str]:

@@ -29,7 +29,7 @@ from quantdrift.core.tls import Tls
 _LOG = logging.getLogger(__name__)
 
 
-class Kind(StrEnum):
+class InstrumentKind(StrEnum):
     """Kind of an instrument; an observed one is read at each collection."""
 
     COUNTER = "counter"
@@ -42,13 +42,18 @@ class Instrument(msgspec.Struct, frozen=True):
     """Declaration of an instrument."""
 
     name: str
-    kind: Kind
+    kind: InstrumentKind
     unit: str
     description: str
     buckets: tuple[float, ...] = ()
 
 
-_C, _H, _OC, _OG = Kind.COUNTER, Kind.HISTOGRAM, Kind.OBSERVED_COUNTER, Kind.OBSERVED_GAUGE
+_C, _H, _OC, _OG = (
+    InstrumentKind.COUNTER,
+    InstrumentKind.HISTOGRAM,
+    InstrumentKind.OBSERVED_COUNTER,
+    InstrumentKind.OBSERVED_GAUGE,
+)
 
 # Upper ends of buckets for times of answers, in seconds: at most 1.5 to 2.5 times the one before.
 _ANSWER_S = (
@@ -533,12 +538,12 @@ class Telemetry:
 
     def counter(self, instrument: Instrument) -> Counter:
         """Return the counter that `instrument` declares."""
-        _expect(instrument, Kind.COUNTER)
+        _expect(instrument, InstrumentKind.COUNTER)
         return self._meter.create_counter(instrument.name, instrument.unit, instrument.description)
 
     def histogram(self, instrument: Instrument) -> Histogram:
         """Return the histogram that `instrument` declares."""
-        _expect(instrument, Kind.HISTOGRAM)
+        _expect(instrument, InstrumentKind.HISTOGRAM)
         return self._meter.create_histogram(
             instrument.name,
             instrument.unit,
@@ -552,12 +557,12 @@ class Telemetry:
         def callback(_: CallbackOptions) -> Iterable[Observation]:
             return [Observation(value, dict(labels)) for value, labels in read()]
 
-        if instrument.kind is Kind.OBSERVED_COUNTER:
+        if instrument.kind is InstrumentKind.OBSERVED_COUNTER:
             self._meter.create_observable_counter(
                 instrument.name, [callback], instrument.unit, instrument.description
             )
         else:
-            _expect(instrument, Kind.OBSERVED_GAUGE)
+            _expect(instrument, InstrumentKind.OBSERVED_GAUGE)
             self._meter.create_observable_gauge(
                 instrument.name, [callback], instrument.unit, instrument.description
             )
@@ -580,7 +585,7 @@ class Telemetry:
         self._provider.shutdown()
 
 
-def _expect(instrument: Instrument, kind: Kind) -> None:
+def _expect(instrument: Instrument, kind: InstrumentKind) -> None:
     if instrument.kind is not kind:
         raise TypeError(f"{instrument.name} is declared as a {instrument.kind}")
 

@@ -11,7 +11,7 @@ SLICE = "quantdrift.slice"
 VERDICT = "quantdrift.verdict"
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a run.
 
     Parameters

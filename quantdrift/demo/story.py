@@ -15,7 +15,7 @@ import numpy as np
 
 from quantdrift.demo.model import CANDIDATE, INPUT, REFERENCE, SECOND_CANDIDATE, Built, Quality, Step, compare
 from quantdrift.demo.otlp_receiver import Event, OtlpReceiver
-from quantdrift.demo.outcome import Outcome, is_page, slice_of
+from quantdrift.demo.outcome import RunOutcome, is_page, slice_of
 from quantdrift.demo.scans import Scanner, Scans
 from quantdrift.demo.screen import Screen, View
 from quantdrift.demo.services import (
@@ -219,9 +219,9 @@ class _Run:
         self._watch.version = version
         await running.release(version, file, routes)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         """Return what there is to judge."""
-        return Outcome(
+        return RunOutcome(
             events=tuple(self._receiver.events),
             snapshot=self.snapshot,
             failed=self.traffic.failed.total(),

@@ -133,7 +133,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     sums: tuple[float, ...]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class QuestionEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a question.
 
     Parameters
@@ -203,7 +203,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """Return the same, looked at once, after the last: for a set whose order means nothing."""
         return self._added(groups, every=False)
 
-    def answer(self) -> Answer:
+    def answer(self) -> QuestionEvidence:
         """Return what is known now."""
         stop = self.failed or self.passed or Stop(n=self.n, sums=self.sums)
         outcome = Outcome.INSUFFICIENT
@@ -211,7 +211,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             outcome = Outcome.FAIL if self.failed else Outcome.PASS
         values, sums = self._values, np.array(stop.sums or [0.0] * len(self.question.values))
         total = float(sums.sum())
-        return Answer(
+        return QuestionEvidence(
             outcome=outcome,
             n=stop.n,
             mean=float((sums * values).sum()) / total if total > 0 else None,

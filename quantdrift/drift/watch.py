@@ -467,7 +467,7 @@ class SliceWatch:
 PHASES = tuple(Phase)
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class PhaseChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of phase.
 
     Parameters
@@ -498,7 +498,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[SignalKey, FloatArray]
 
 
-def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds: Thresholds) -> list[Change]:
+def advance(
+    watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds: Thresholds
+) -> list[PhaseChange]:
     """Give each watch its groups and return the changes of phase, ordered by group and watch.
 
     The same watches with the same groups give the same bits, whatever other watches are advanced with them.
@@ -508,7 +510,7 @@ def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds:
 
 def advance_joined(
     watches: Sequence[SliceWatch], groups: Groups, ends: IntArray, thresholds: Thresholds
-) -> list[Change]:
+) -> list[PhaseChange]:
     """Do the same as `advance`, with the groups of all watches in one series.
 
     Parameters
@@ -522,7 +524,7 @@ def advance_joined(
     thresholds
         The thresholds of an alarm.
     """
-    changes: list[Change] = []
+    changes: list[PhaseChange] = []
     scratch: dict[SignalKey, FloatArray] = {}
     if any(watch.table is not watches[0].table for watch in watches):
         table = SliceTable()
@@ -655,7 +657,7 @@ class _Run:
             run.course[[PAGE, PAGE_MASS]] = 0.0
         return run
 
-    def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[_Part]:
+    def finish(self, thresholds: Thresholds, changes: list[PhaseChange]) -> list[_Part]:
         """Advance each watch to the end of the run, unless its phase changes before; return the parts that remain.
 
         A watch whose phase changes before the end is run again, up to that group.
@@ -706,7 +708,7 @@ class _Run:
         over = np.min([run.course[RECOVERY] for run in self._runs.values()], axis=0) >= RESOLVED
         return np.where(watching, page | ticket, over | (page & ~firing))
 
-    def _change(self, part_index: int, thresholds: Thresholds) -> Change:
+    def _change(self, part_index: int, thresholds: Thresholds) -> PhaseChange:
         part, last = self._parts[part_index], int(self._ends[part_index]) - 1
         watch, batch = self._watches[part.watch], self._given
         page = self._table.may_page[watch.row] and self._course[PAGE, last] >= max(
@@ -723,7 +725,7 @@ class _Run:
             Phase.WARNING: max(thresholds.ticket, float(thresholds.least(self._course[TICKET_MASS, last]))),
             Phase.FIRING: max(thresholds.page, float(thresholds.least(self._course[PAGE_MASS, last]))),
         }[after]
-        change = Change(
+        change = PhaseChange(
             watch=part.watch,
             before=watch.phase,
             after=after,

@@ -11,7 +11,7 @@ import pyarrow as pa
 from adbc_driver_manager import Error
 
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.storage.address import Address
+from quantdrift.storage.address import PostgresAddress
 
 _REFUSED: Final = ("authentication failed", "permission denied", "does not exist", "role ")
 _SEVERITY: Final = re.compile(r"(?:ERROR|FATAL):\s+|\[libpq\] ")
@@ -38,7 +38,7 @@ class Connection:
     """
 
     def __init__(self, dsn: str, *, statement_timeout: timedelta = timedelta(minutes=10)) -> None:
-        address = Address.of(dsn)
+        address = PostgresAddress.of(dsn)
         with _in_words(address.where):
             self._connection = postgres.connect(address.libpq)
             with self._connection.cursor() as cursor:

@@ -18,7 +18,7 @@ from quantdrift.facts.words.incident import incident_table
 from quantdrift.release.blocking import wait_for
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File
-from quantdrift.storage.address import Address
+from quantdrift.storage.address import PostgresAddress
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.figures import SliceFigures, in_window, versions
 from quantdrift.storage.incidents.incidents import list_incidents, with_costs
@@ -107,7 +107,7 @@ class Connection(Generic[FrameT]):
     def __init__(
         self, dsn: str, tables: "Callable[[str], Tables[FrameT]]", config: File | None = None
     ) -> None:
-        Address.of(dsn)
+        PostgresAddress.of(dsn)
         self._dsn, self._tables, self._config = dsn, tables, config
 
     def figures(

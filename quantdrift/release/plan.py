@@ -16,7 +16,7 @@ from quantdrift.core.slices import SliceAssigner, SliceKey, attribute_key
 from quantdrift.core.text import Table
 from quantdrift.facts.plan import Forecast
 from quantdrift.facts.words.plan import planned
-from quantdrift.monitor.planning.forecast import Question, Traffic, forecast
+from quantdrift.monitor.planning.forecast import ForecastQuestion, Traffic, forecast
 from quantdrift.release.blocking import wait_for
 from quantdrift.release.progress import OnProgress, Watch
 from quantdrift.release.result import Result
@@ -124,7 +124,7 @@ def plan(
         traffic = _given(options, name, rps, slices or {}, strata or {})
     if detectors is not None:
         traffic = msgspec.structs.replace(traffic, n_detectors=detectors)
-    question = Question(
+    question = ForecastQuestion(
         shift=shift,
         horizon_days=horizon,
         quiet_days=quiet_days,

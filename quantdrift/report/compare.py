@@ -41,7 +41,7 @@ from quantdrift.storage.figures.estimates import (
     pair_sums,
     sums_of_clusters,
 )
-from quantdrift.storage.figures.periods import Grain, VersionSpan, Window
+from quantdrift.storage.figures.periods import Grain, SumWindow, VersionSpan
 from quantdrift.storage.figures.spans import VersionReader
 from quantdrift.storage.slices.verdicts import SliceName, slice_names
 from quantdrift.storage.snapshot import Connection
@@ -316,7 +316,7 @@ class _Chosen(NamedTuple):
 
     version: Version
     parts: tuple[Span, ...]
-    window: Window
+    window: SumWindow
     n: int
     label: str
 
@@ -327,21 +327,21 @@ async def _side(
     """Return a side, with its window from the first comparison to the last one where they are few enough to be read."""
     n, ends = 0, list[datetime]()
     for begin, end in parts:
-        window = Window(begin=begin, end=end, grain=Grain.ITEM)
+        window = SumWindow(begin=begin, end=end, grain=Grain.ITEM)
         more, first, last = await VersionReader(connection).extent(window, version.id, most + 1)
         n += more
         ends += [at for at in (first, last) if at is not None]
     if not parts:
         at = datetime.now(UTC)
-        return _Chosen(version, parts, Window(begin=at, end=at, grain=Grain.ITEM), 0, label)
+        return _Chosen(version, parts, SumWindow(begin=at, end=at, grain=Grain.ITEM), 0, label)
     # Without a comparison there may still be roll-ups: comparisons are deleted first.
     if 0 < n <= most:
         # From the first to the last one, and not to the end of an hour that has only begun.
-        window = Window(begin=min(ends), end=max(ends) + timedelta(microseconds=1), grain=Grain.ITEM)
+        window = SumWindow(begin=min(ends), end=max(ends) + timedelta(microseconds=1), grain=Grain.ITEM)
         return _Chosen(version, parts, window, n, label)
     hour = timedelta(hours=1)
     hours = tuple((floor(begin, hour), ceiling(end, hour)) for begin, end in parts)
-    return _Chosen(version, hours, Window(begin=hours[0][0], end=hours[-1][1], grain=Grain.HOUR), n, label)
+    return _Chosen(version, hours, SumWindow(begin=hours[0][0], end=hours[-1][1], grain=Grain.HOUR), n, label)
 
 
 async def _compare_sides(
@@ -479,7 +479,7 @@ async def _apart(
         }
     totals = dict[int, Sums]()
     for begin, end in side.parts:
-        window = Window(begin=begin, end=end, grain=Grain.HOUR)
+        window = SumWindow(begin=begin, end=end, grain=Grain.HOUR)
         sums = await Divergence(connection).sums(window, end - begin, {side.version.id: cap}, list(names))
         for (_, slice_id), more in by_key(sums).items():
             totals[slice_id] = totals.get(slice_id, Sums()) + more

@@ -23,7 +23,7 @@ from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.account.coverage import Fleet, ReasonCount, StratumCounts
 from quantdrift.storage.exchanges import Direction
-from quantdrift.storage.figures.figures import SliceFigures as Measured
+from quantdrift.storage.figures.figures import SliceFigures
 from quantdrift.storage.figures.periods import Grain
 
 
@@ -31,7 +31,7 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the records that make up a report."""
 
 
-class SliceFigures(_Figures, frozen=True, kw_only=True):
+class ReportedSlice(_Figures, frozen=True, kw_only=True):
     """One slice over the whole period.
 
     Parameters
@@ -74,7 +74,7 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     n_items: int
     n_exchanges: int
     n_effective: float
-    figures: Measured
+    figures: SliceFigures
     people: Figure | None = None
     flip_budget: float | None
     divergence_budget: float | None
@@ -183,7 +183,7 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     decided: str = ""
     by_budget: bool = True
     when_paged: Figure | None
-    now: Measured | None
+    now: SliceFigures | None
     budget: float | None
     since: str = ""
     aggregate_verdict: Verdict
@@ -246,8 +246,8 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     status: Verdict
     n_slices: int
     n_unknown: int
-    aggregate: SliceFigures | None
-    slices: tuple[SliceFigures, ...]
+    aggregate: ReportedSlice | None
+    slices: tuple[ReportedSlice, ...]
     speed: str = ""
 
 

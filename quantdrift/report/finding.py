@@ -27,13 +27,12 @@ from quantdrift.report.figures import (
     ExampleFigures,
     Gap,
     ModelFigures,
-    SliceFigures,
+    ReportedSlice,
 )
 from quantdrift.storage.alerts.alerts import AlertFact
 from quantdrift.storage.exchanges import Direction, Example
 from quantdrift.storage.figures.estimates import Sums
-from quantdrift.storage.figures.figures import AlertFigures, of_slice
-from quantdrift.storage.figures.figures import SliceFigures as Measured
+from quantdrift.storage.figures.figures import AlertFigures, SliceFigures, of_slice
 from quantdrift.storage.figures.periods import SliceBins, SliceSums
 from quantdrift.storage.slices.verdicts import SliceName, VerdictFact
 from quantdrift.storage.versions import Version
@@ -101,7 +100,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     serving: Mapping[tuple[str, str], Serving] = {}
     served_last: frozenset[int] = frozenset()
 
-    def figures_of(self, version: Version, slice_id: int, unit: str) -> Measured:
+    def figures_of(self, version: Version, slice_id: int, unit: str) -> SliceFigures:
         """Return what is measured of a slice over the period; `unit` is that of the model's divergence."""
         everything = next(
             (sums for key, sums in self.totals.items() if key[0] == version.id and _is_all(self, key)), Sums()
@@ -250,11 +249,11 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
     )
 
 
-def _status(entries: Sequence[SliceFigures], alerts: Sequence[EpisodeFigures]) -> Verdict:
+def _status(entries: Sequence[ReportedSlice], alerts: Sequence[EpisodeFigures]) -> Verdict:
     return worst([*(alert.severity for alert in alerts), *(entry.verdict for entry in entries)])
 
 
-def _slices(config: Config, facts: Facts, version: Version) -> list[SliceFigures]:
+def _slices(config: Config, facts: Facts, version: Version) -> list[ReportedSlice]:
     keys = {key for key in (*facts.totals, *facts.verdicts) if key[0] == version.id}
     entries = [_slice(config, facts, version, key) for key in keys if key[1] in facts.slices]
     return sorted(
@@ -271,7 +270,7 @@ def _is_all(facts: Facts, key: Key) -> bool:
     return key[1] in facts.slices and facts.slices[key[1]].predicate == EVERYTHING
 
 
-def _slice(config: Config, facts: Facts, version: Version, key: Key) -> SliceFigures:
+def _slice(config: Config, facts: Facts, version: Version, key: Key) -> ReportedSlice:
     sums = facts.totals.get(key, Sums())
     bins = facts.bins.get(key, ())
     accepted = config.budget(version.model)
@@ -287,7 +286,7 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key) -> SliceFig
     budgets, noise, recent = (fact.budgets, fact.noise, fact.recent) if fact else ({}, {}, {})
     named = signal_names()
     n_divergence = sums.n_effective_of(Metric.DIVERGENCE)
-    return SliceFigures(
+    return ReportedSlice(
         slice_id=key[1],
         name=name.name,
         predicate=name.predicate,

@@ -46,7 +46,7 @@ from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.estimates import MOST_ROWS
 from quantdrift.storage.figures.figures import SeenVersion, of_alert, people_affected
 from quantdrift.storage.figures.figures import versions as versions_until
-from quantdrift.storage.figures.periods import Extent, Grain, SliceSums, Window
+from quantdrift.storage.figures.periods import Extent, Grain, SliceSums, SumWindow
 from quantdrift.storage.figures.spans import VersionReader
 from quantdrift.storage.incidents.incidents import list_incidents, with_costs
 from quantdrift.storage.labels import outcomes
@@ -301,11 +301,11 @@ async def _people(
     return affected
 
 
-def _whole(period: Period, extent: Extent, how: Resolution) -> Window:
+def _whole(period: Period, extent: Extent, how: Resolution) -> SumWindow:
     """Return the window of the sums over the whole period: of the comparisons, which know people, where that is possible."""
     if extent.n_items > MOST_ROWS or not extent.is_whole or extent.first is None:
         return how.window
-    return Window(begin=max(period.begin, extent.first), end=period.end, grain=Grain.ITEM)
+    return SumWindow(begin=max(period.begin, extent.first), end=period.end, grain=Grain.ITEM)
 
 
 def _served_last(facts: Facts, series: Sequence[SliceSums]) -> frozenset[int]:

@@ -11,7 +11,7 @@ from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.links import trace_link
 from quantdrift.core.text import plain
-from quantdrift.storage.labels import EXCHANGE, Row, Wanted
+from quantdrift.storage.labels import EXCHANGE, LabelRow, WantedLabel
 
 LABEL: Final = "label"
 _KEY, _ITEM = "key", "item"
@@ -33,7 +33,7 @@ class TooManyRowsError(OperatorError):
 
 def rows_of_file(
     file: Path, model: Model, key_column: str, label_column: str
-) -> tuple[list[Row], Counter[str]]:
+) -> tuple[list[LabelRow], Counter[str]]:
     """Return the rows of a CSV or Parquet file that can be used, and how many others there are by reason.
 
     Raises
@@ -47,7 +47,7 @@ def rows_of_file(
 
 def rows_of_text(
     text: str, model: Model, key_column: str, label_column: str, *, most: int
-) -> tuple[list[Row], Counter[str]]:
+) -> tuple[list[LabelRow], Counter[str]]:
     """Return the same of CSV text with at most so many rows.
 
     Raises
@@ -67,10 +67,10 @@ def rows_of_text(
 
 def rows_of(
     lines: Iterator[Sequence[Any]], name: str, model: Model, key_column: str, label_column: str, *, most: int
-) -> tuple[list[Row], Counter[str]]:
+) -> tuple[list[LabelRow], Counter[str]]:
     """Return the rows that can be used, and how many others there are by reason; the first line has the names of the columns."""
     numbers = {name: number for number, name in enumerate(model.labels)}
-    rows: list[Row] = []
+    rows: list[LabelRow] = []
     wrong: Counter[str] = Counter()
     for n, cells in enumerate(_cells(lines, name, key_column, label_column), start=1):
         if n > most:
@@ -85,7 +85,9 @@ def rows_of(
     return rows, wrong
 
 
-def write_wanted(file: Path, drawn: Sequence[Wanted], slice_id: int, model: Model, trace_url: str) -> None:
+def write_wanted(
+    file: Path, drawn: Sequence[WantedLabel], slice_id: int, model: Model, trace_url: str
+) -> None:
     """Write drawn answers to a new CSV file with an empty column for the labels, as `rows_of_file` reads it.
 
     Raises
@@ -135,7 +137,7 @@ def listed(wrong: Mapping[str, int]) -> str:
     return "; ".join(f"{n:,} {why}" for why, n in wrong.items())
 
 
-def _row(n: int, cells: Mapping[str, str], numbers: Mapping[str, int]) -> Row | str:
+def _row(n: int, cells: Mapping[str, str], numbers: Mapping[str, int]) -> LabelRow | str:
     """Return a row, or why it cannot be used; `numbers` are those of the classes by name."""
     key, item, label = cells.get(_KEY, ""), cells.get(_ITEM) or "0", cells.get(LABEL, "")
     if not key or len(key) > _MOST_TEXT or "\0" in key:
@@ -146,7 +148,7 @@ def _row(n: int, cells: Mapping[str, str], numbers: Mapping[str, int]) -> Row | 
     candidate, reference = (_truth(cells.get(side, "")) for side in _SIDES)
     drawn_for = _number(cells.get(DRAWN, ""), _MOST_CLASS)
     if candidate is not None and reference is not None:
-        return Row(
+        return LabelRow(
             n=n,
             key=key,
             item=index,
@@ -158,7 +160,9 @@ def _row(n: int, cells: Mapping[str, str], numbers: Mapping[str, int]) -> Row | 
         return "without a label"
     number = numbers.get(label, _number(label, _MOST_CLASS))
     if number is not None:
-        return Row(n=n, key=key, item=index, label=label[:_MOST_TEXT], number=number, drawn_for=drawn_for)
+        return LabelRow(
+            n=n, key=key, item=index, label=label[:_MOST_TEXT], number=number, drawn_for=drawn_for
+        )
     return f"with the class {plain(label, 40)}, which `models.labels` does not name"
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from quantdrift.facts.estimate import Estimate, correlation, difference, product, ratio
 from quantdrift.facts.words import labels
-from quantdrift.storage.labels import Drawn, Outcome
+from quantdrift.storage.labels import Drawn, LabelOutcome
 
 FEWEST_DRAWN: Final = 10
 """With fewer labels of drawn answers their interval would hold nearly every loss."""
@@ -57,7 +57,7 @@ class LabelledSlice(msgspec.Struct, frozen=True, kw_only=True):
         return labels.accuracy(self.loss)
 
 
-def worst_first(outcomes: Sequence[Outcome]) -> tuple[LabelledSlice, ...]:
+def worst_first(outcomes: Sequence[LabelOutcome]) -> tuple[LabelledSlice, ...]:
     """Return the slices of one version, those with the clearest loss of accuracy first."""
     slices = [slice_ for outcome in outcomes if (slice_ := labelled(outcome)) is not None]
     return tuple(
@@ -71,7 +71,7 @@ def worst_first(outcomes: Sequence[Outcome]) -> tuple[LabelledSlice, ...]:
     )
 
 
-def labelled(outcome: Outcome) -> LabelledSlice | None:
+def labelled(outcome: LabelOutcome) -> LabelledSlice | None:
     """Return the shares of one slice with their intervals; None without any label.
 
     From labels that came by themselves these are `quantdrift.facts.estimate.ratio` of the labelled items. Assumption: whether an item

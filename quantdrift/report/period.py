@@ -6,7 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.storage.figures.periods import Extent, Grain, Window
+from quantdrift.storage.figures.periods import Extent, Grain, SumWindow
 
 MOST_ITEMS = 300_000  # above it, even a short period is summed from the roll-ups
 MOST_BUCKETS = 60
@@ -65,7 +65,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
 class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     """The table and window that a period's sums are read from, and the width of one point of its plots."""
 
-    window: Window
+    window: SumWindow
     width: timedelta
 
 
@@ -82,10 +82,10 @@ def resolution(period: Period, extent: Extent) -> Resolution | None:
     if width < _HOUR:
         if extent.n_items <= MOST_ITEMS:
             begin = max(period.begin, floor(extent.first, width))
-            return Resolution(window=Window(begin=begin, end=period.end, grain=Grain.ITEM), width=width)
+            return Resolution(window=SumWindow(begin=begin, end=period.end, grain=Grain.ITEM), width=width)
         width = _HOUR
     grain, unit = (Grain.HOUR, _HOUR) if width < _DAY else (Grain.DAY, _DAY)
-    window = Window(begin=floor(extent.first, unit), end=ceiling(period.end, unit), grain=grain)
+    window = SumWindow(begin=floor(extent.first, unit), end=ceiling(period.end, unit), grain=grain)
     return Resolution(window=window, width=width)
 
 

@@ -22,7 +22,7 @@ from quantdrift.sidecar.handoff.frame import HEAD_BYTES, Origin
 from quantdrift.sidecar.intake.callers import CallersFile
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.config import LiveConfig
-from quantdrift.sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
+from quantdrift.sidecar.tap.wire import HEAD, Counts, MessageKind, Rates, message
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.5
@@ -113,7 +113,7 @@ class TapServer:
         if rates != self._rates:
             self._rates = rates
             for writer in self._writers:
-                writer.write(message(Kind.RATES, rates))
+                writer.write(message(MessageKind.RATES, rates))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -127,7 +127,7 @@ class TapServer:
         self._readers.add(task)
         self._writers.add(writer)
         try:
-            writer.write(message(Kind.RATES, self._rates))
+            writer.write(message(MessageKind.RATES, self._rates))
             await self._read(reader, writer, _uid_of(writer))
         except (asyncio.IncompleteReadError, OSError):
             pass  # the server ended or was killed
@@ -160,17 +160,17 @@ class TapServer:
             length, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
             if not 1 <= length <= limit:
                 raise ValueError(f"a message of {length} bytes")
-            if kind == Kind.EXCHANGE:
+            if kind == MessageKind.EXCHANGE:
                 await self._exchange(reader, length - 1, self._origin(uid))
                 await asyncio.sleep(
                     0
                 )  # buffered messages arrive without a pause, and the hand-off must run, too
-            elif kind == Kind.COUNTS:
+            elif kind == MessageKind.COUNTS:
                 if length > _COUNTS_BYTES:
                     raise ValueError(f"counts of {length} bytes")
                 counts = _COUNTS.decode(await reader.readexactly(length - 1))
                 self._gateway.add_counts(counts, self._rows)
-                writer.write(message(Kind.ACK, counts.number))
+                writer.write(message(MessageKind.ACK, counts.number))
             else:
                 raise ValueError(f"a message of kind {kind}")
 

@@ -16,7 +16,7 @@ import msgspec
 
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.tap.wire import LENGTH_BYTES, Counts, Kind, Rates, exchange_head, message
+from quantdrift.sidecar.tap.wire import LENGTH_BYTES, Counts, MessageKind, Rates, exchange_head, message
 
 _TICK_S = 0.5
 _POLL_S = 0.05
@@ -313,7 +313,7 @@ class TapClient:
         )
         if not (offered or lost or counts.errors or counts.early):
             return
-        self._write([message(Kind.COUNTS, counts)])
+        self._write([message(MessageKind.COUNTS, counts)])
         self._sent_counts = (counts.number, totals)
 
     def _totals(self) -> "Totals":
@@ -365,11 +365,11 @@ class TapClient:
 
     def _handle_message(self, content: bytes) -> None:
         kind, body = content[0], content[1:]
-        if kind == Kind.RATES:
+        if kind == MessageKind.RATES:
             self._on_rates(_RATES.decode(body), self._connection_id)
             self._has_rates = True
         elif (
-            kind == Kind.ACK
+            kind == MessageKind.ACK
             and self._sent_counts is not None
             and _NUMBER.decode(body) == self._sent_counts[0]
         ):

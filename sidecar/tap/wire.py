@@ -17,7 +17,7 @@ HEAD = struct.Struct("!IB")
 LENGTH_BYTES = 4
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """The kind of a message."""
 
     EXCHANGE = 1  # from the tap: a frame of the hand-off
@@ -78,7 +78,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     max_exchange_bytes: int
 
 
-def message(kind: Kind, content: object) -> bytes:
+def message(kind: MessageKind, content: object) -> bytes:
     """Return a message whose content is MessagePack."""
     body = msgspec.msgpack.encode(content)
     return HEAD.pack(1 + len(body), kind) + body
@@ -86,4 +86,4 @@ def message(kind: Kind, content: object) -> bytes:
 
 def exchange_head(n_bytes: int) -> bytes:
     """Return the head of an exchange message whose frame has `n_bytes`."""
-    return HEAD.pack(1 + n_bytes, Kind.EXCHANGE)
+    return HEAD.pack(1 + n_bytes, MessageKind.EXCHANGE)

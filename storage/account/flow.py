@@ -204,7 +204,7 @@ _OUTBOX: Final = text("""
 """)
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class FlowStep(msgspec.Struct, frozen=True, kw_only=True):
     """Exchanges that came to one step.
 
     Parameters
@@ -219,13 +219,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     total: int = 0
     last: datetime | None = None
 
-    def __add__(self, other: "Step") -> "Step":
+    def __add__(self, other: "FlowStep") -> "FlowStep":
         """Return the exchanges of both."""
         last = max((at for at in (self.last, other.last) if at is not None), default=None)
-        return Step(recent=self.recent + other.recent, total=self.total + other.total, last=last)
+        return FlowStep(recent=self.recent + other.recent, total=self.total + other.total, last=last)
 
 
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
+class TrafficLatency(msgspec.Struct, frozen=True, kw_only=True):
     """How long the candidate takes for an exchange, as the relay saw it; estimates of the traffic.
 
     Parameters
@@ -244,7 +244,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     learned_s: float | None = None
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
+class FlowRates(msgspec.Struct, frozen=True, kw_only=True):
     """Exchanges a second that came into the stream in the last two minutes, and that were compared or quarantined."""
 
     coming: float = 0.0
@@ -298,27 +298,27 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    offered: Step = Step()
-    captured: Step = Step()
-    thinned: Step = Step()
-    lost: dict[str, Step] = {}
-    nameless: dict[str, Step] = {}
-    expired: Step = Step()
-    compared: Step = Step()
-    quarantined: dict[str, Step] = {}
-    unfolded: Step = Step()
-    folded: Step = Step()
+    offered: FlowStep = FlowStep()
+    captured: FlowStep = FlowStep()
+    thinned: FlowStep = FlowStep()
+    lost: dict[str, FlowStep] = {}
+    nameless: dict[str, FlowStep] = {}
+    expired: FlowStep = FlowStep()
+    compared: FlowStep = FlowStep()
+    quarantined: dict[str, FlowStep] = {}
+    unfolded: FlowStep = FlowStep()
+    folded: FlowStep = FlowStep()
     n_items: int = 0
     n_unmeasured: int = 0
-    unknown: Step = Step()
+    unknown: FlowStep = FlowStep()
     details: dict[str, str] = {}
     unreferenced: tuple[str, ...] = ()
     verdicts: dict[str, int] = {}
     reason: str = ""
     n_lossy: int = 0
     loss: str = ""
-    latency: Latency | None = None
-    rates: Rates = Rates()
+    latency: TrafficLatency | None = None
+    rates: FlowRates = FlowRates()
     contradictions: tuple[str, ...] = ()
 
 
@@ -348,8 +348,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     models: dict[str, ModelFlow]
-    offered: Step = Step()
-    captured: Step = Step()
+    offered: FlowStep = FlowStep()
+    captured: FlowStep = FlowStep()
     n_sidecars: int = 0
     tallied_at: datetime | None = None
     folded_at: datetime | None = None
@@ -389,7 +389,7 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
     await _read_rates(connection, figures)
     learned_s = {row["model"]: row["learned_s"] for row in await _rows(connection, _LEARNED_LATENCY)}
     for row in await _rows(connection, _LATENCY, begin=begin):
-        figures.latencies[row["model"]] = Latency(
+        figures.latencies[row["model"]] = TrafficLatency(
             n=row["n"], median_s=row["median_s"], p99_s=row["p99_s"], learned_s=learned_s.get(row["model"])
         )
     fold = next(iter(await _rows(connection, _FOLD)), None)
@@ -451,7 +451,7 @@ async def _read_rates(connection: AsyncConnection, found: "_Found") -> None:
         for statement in (_COMING, _LEAVING)
     ]
     for model in {*coming, *leaving}:
-        found.rates[model] = Rates(coming=coming.get(model, 0.0), leaving=leaving.get(model, 0.0))
+        found.rates[model] = FlowRates(coming=coming.get(model, 0.0), leaving=leaving.get(model, 0.0))
 
 
 class _Found:
@@ -465,8 +465,8 @@ class _Found:
         self.reasons: dict[str, str] = {}
         self.losses: dict[str, tuple[int, str]] = {}
         self.contradictions: dict[str, tuple[str, ...]] = {}
-        self.rates: dict[str, Rates] = {}
-        self.latencies: dict[str, Latency] = {}
+        self.rates: dict[str, FlowRates] = {}
+        self.latencies: dict[str, TrafficLatency] = {}
         self.measured: dict[str, tuple[int, int]] = {}
 
     def put(self, model: str, step: str, **values: Any) -> None:
@@ -514,9 +514,9 @@ class _Found:
             if n > 0:
                 self.add(name, "offered", period, row["offered"] * n / n_named)
 
-    def step(self, model: str, name: str) -> Step:
+    def step(self, model: str, name: str) -> FlowStep:
         values = self._steps.get((model, name), {})
-        return Step(
+        return FlowStep(
             recent=round(values.get("recent", 0)),
             total=round(values.get("total", 0)),
             last=values.get("last"),
@@ -564,12 +564,12 @@ class _Found:
             reason=self.reasons.get(name, ""),
             n_lossy=n_lossy,
             loss=loss,
-            rates=self.rates.get(name, Rates()),
+            rates=self.rates.get(name, FlowRates()),
             contradictions=self.contradictions.get(name, ()),
             latency=self.latencies.get(name),
         )
 
-    def _by_reason(self, model: str, prefix: str) -> dict[str, Step]:
+    def _by_reason(self, model: str, prefix: str) -> dict[str, FlowStep]:
         names = [step for of_model, step in self._steps if of_model == model and step.startswith(prefix)]
         by_reason = {name.removeprefix(prefix): self.step(model, name) for name in names}
         ordered = sorted(by_reason.items(), key=lambda item: (-item[1].recent, -item[1].total, item[0]))

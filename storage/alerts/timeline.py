@@ -31,7 +31,7 @@ _CHANGES = text("""
 """)
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class SliceEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A release or a decision: what happened, to what, who did it and why; values are those of a budget."""
 
     at: datetime
@@ -43,7 +43,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     new_value: str | None = None
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class AlertStep(msgspec.Struct, frozen=True, kw_only=True):
     """A change of verdict in an alert's timeline."""
 
     at: datetime
@@ -62,15 +62,15 @@ class AlertCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 async def events_of(
     connection: AsyncConnection, version_id: int, slice_id: int, begin: datetime, end: datetime
-) -> list[Event]:
+) -> list[SliceEvent]:
     """Return the releases of the model and the decisions about the slice in a time, in order; the first 200."""
     wanted = {"version": version_id, "slice": slice_id, "begin": begin, "end": end}
-    return await rows(connection, Event, _EVENTS, **wanted)
+    return await rows(connection, SliceEvent, _EVENTS, **wanted)
 
 
-async def steps(connection: AsyncConnection, alert_id: int) -> list[Step]:
+async def steps(connection: AsyncConnection, alert_id: int) -> list[AlertStep]:
     """Return the timeline of an alert."""
-    return await rows(connection, Step, _STEPS, id=alert_id)
+    return await rows(connection, AlertStep, _STEPS, id=alert_id)
 
 
 async def alert_counts(

@@ -35,7 +35,7 @@ from quantdrift.storage.figures.estimates import (
     sums_of_clusters,
     sums_of_roll_up,
 )
-from quantdrift.storage.figures.periods import Extent, Grain, SliceBins, SliceSums, Window
+from quantdrift.storage.figures.periods import Extent, Grain, SliceBins, SliceSums, SumWindow
 from quantdrift.storage.schema.tables import RollupDay, RollupHour
 from quantdrift.storage.signals import MEASURES, value_of
 from quantdrift.storage.snapshot import SnapshotReader, in_time
@@ -125,7 +125,7 @@ class Divergence(SnapshotReader):
         return int((await self._rows(_COUNT, begin=begin, end=end, most=most))[0]["count"])
 
     async def sums(
-        self, window: Window, width: timedelta, caps: Mapping[int, float], slice_ids: Sequence[int]
+        self, window: SumWindow, width: timedelta, caps: Mapping[int, float], slice_ids: Sequence[int]
     ) -> list[SliceSums]:
         """Sum each slice of each version over buckets.
 
@@ -170,7 +170,7 @@ class Divergence(SnapshotReader):
         ]
 
     async def named(
-        self, window: Window, width: timedelta, ids: tuple[int, int], signals: Sequence[Signal]
+        self, window: SumWindow, width: timedelta, ids: tuple[int, int], signals: Sequence[Signal]
     ) -> list[SliceSums]:
         """Sum signals of plug-ins in a slice of a version over buckets, from single comparisons: no roll-up has them.
 
@@ -204,7 +204,7 @@ class Divergence(SnapshotReader):
         return buckets
 
     async def divided(
-        self, series: Sequence[SliceSums], window: Window, width: timedelta, onset: datetime, cap: float
+        self, series: Sequence[SliceSums], window: SumWindow, width: timedelta, onset: datetime, cap: float
     ) -> list[SliceSums]:
         """Return the buckets of one slice in a window, in order, that of an onset in two parts.
 
@@ -220,7 +220,7 @@ class Divergence(SnapshotReader):
             return list(series)
         parts: list[SliceSums] = []
         for begin, end in ((around.at, onset), (onset, stop)):
-            part = Window(begin=begin, end=end, grain=Grain.ITEM)
+            part = SumWindow(begin=begin, end=end, grain=Grain.ITEM)
             parts += await self.sums(part, end - begin, {around.version_id: cap}, [around.slice_id])
         if sum(part.sums.n_items for part in parts) < around.sums.n_items:
             return list(series)
@@ -228,7 +228,7 @@ class Divergence(SnapshotReader):
         return sorted([*whole, *parts], key=lambda bucket: bucket.at)
 
     async def bins(
-        self, window: Window, caps: Mapping[int, float], slice_ids: Sequence[int]
+        self, window: SumWindow, caps: Mapping[int, float], slice_ids: Sequence[int]
     ) -> list[SliceBins]:
         """Return the weighted divergence histogram of each slice of each version over the window."""
         if window.grain is Grain.ITEM:

@@ -27,7 +27,7 @@ class Grain(StrEnum):
         ]
 
 
-class Window(_Fact, frozen=True, kw_only=True):
+class SumWindow(_Fact, frozen=True, kw_only=True):
     """A half-open range of capture time, and the table it is read from.
 
     Parameters

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Interval, bindparam, text
 
-from quantdrift.storage.figures.periods import VersionSpan, Window
+from quantdrift.storage.figures.periods import SumWindow, VersionSpan
 from quantdrift.storage.snapshot import SnapshotReader
 
 # The verdicts say when a version was compared last: neither `comparison` nor the roll-ups have an index on the version.
@@ -64,7 +64,7 @@ class VersionReader(SnapshotReader):
         return {row["version_id"]: VersionSpan(**row) for row in rows}
 
     async def extent(
-        self, window: Window, version: int, most: int
+        self, window: SumWindow, version: int, most: int
     ) -> tuple[int, datetime | None, datetime | None]:
         """Return how many comparisons of a version a window has, counted no further than `most`, and the first and the last of them."""
         wanted = {"begin": window.begin, "end": window.end, "version": version, "most": most}

@@ -9,7 +9,7 @@ from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.fold_rows import SliceChange
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 
 # The fold ignores candidates; a retired slice stays retired until it is confirmed again.
 _FOLLOW: Final = text("""
@@ -58,7 +58,7 @@ _HISTORY: Final = text("""
 """)
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class StatusChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of status as people read it; columns as in `discovery_change` and `slice_change`."""
 
     status: str
@@ -95,16 +95,16 @@ async def lapsed(connection: AsyncConnection) -> tuple[int, ...]:
     return tuple((await connection.scalars(_LAPSED)).all())
 
 
-async def changes_of(connection: AsyncConnection, discovery_id: int) -> list[Change]:
+async def changes_of(connection: AsyncConnection, discovery_id: int) -> list[StatusChange]:
     """Return all changes of a discovery, in order."""
     rows = await connection.execute(_HISTORY, {"discovery": discovery_id})
-    return [Change(**row) for row in rows.mappings()]
+    return [StatusChange(**row) for row in rows.mappings()]
 
 
-async def place_changes_of(connection: AsyncConnection, slice_id: int) -> list[Change]:
+async def place_changes_of(connection: AsyncConnection, slice_id: int) -> list[StatusChange]:
     """Return when a slice of a value lost its place and got it back, in order."""
     rows = await connection.execute(_PLACE_HISTORY, {"slice": slice_id})
-    return [Change(**row) for row in rows.mappings()]
+    return [StatusChange(**row) for row in rows.mappings()]
 
 
 def _by_fold(rows: Iterable[RowMapping]) -> dict[int, tuple[SliceChange, ...]]:
@@ -112,7 +112,7 @@ def _by_fold(rows: Iterable[RowMapping]) -> dict[int, tuple[SliceChange, ...]]:
     for row in rows:
         change = SliceChange(
             slice_id=row["slice_id"],
-            watched=row["status"] in {Status.CONFIRMED, "admitted"},
+            watched=row["status"] in {DiscoveryStatus.CONFIRMED, "admitted"},
             lapsed=row["status"] == "lapsed",
             made_by=row["made_by"],
             reason=row["reason"],

@@ -18,7 +18,7 @@ from quantdrift.storage.fold_rows import (
     BaselineRow,
     DetectorRow,
     Episode,
-    Outcome,
+    FoldResult,
     RollupRow,
     ServingRow,
     SessionRow,
@@ -105,7 +105,7 @@ def _only_by_number(_: TransitionRow, alert_id: int) -> Ways:
 
 async def write(
     connection: AsyncConnection,
-    outcome: Outcome,
+    outcome: FoldResult,
     trace_url: str,
     *,
     webhook: bool = False,

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
 
 
-class Status(StrEnum):
+class DiscoveryStatus(StrEnum):
     """Status of a discovered slice."""
 
     CANDIDATE = "candidate"  # under test on later traffic

@@ -36,7 +36,7 @@ _EVIDENCE: Final = text("""
 """)
 
 
-class Sums(msgspec.Struct, frozen=True, kw_only=True):
+class ConfirmedSums(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over exchanges; names as in `rollup_hour`, the divergence capped."""
 
     weight: float = 0.0
@@ -47,7 +47,7 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
     divergence_weight: float = 0.0
 
     @classmethod
-    def together(cls, parts: "Iterable[Sums]") -> "Sums":
+    def together(cls, parts: "Iterable[ConfirmedSums]") -> "ConfirmedSums":
         """Return the sums over several versions."""
         all_parts = list(parts)
         return cls(**{name: sum(getattr(part, name) for part in all_parts) for name in _SUMMED})
@@ -64,8 +64,8 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
 class VersionSums(msgspec.Struct, frozen=True, kw_only=True):
     """The traffic of one candidate version, inside a slice and in total."""
 
-    inside: Sums
-    everything: Sums
+    inside: ConfirmedSums
+    everything: ConfirmedSums
 
 
 class SlicePeriod(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,5 +105,5 @@ async def watched_slices(connection: AsyncConnection, since: datetime) -> dict[i
     }
 
 
-def _sums(row: RowMapping, prefix: str = "") -> Sums:
-    return Sums(**{name: float(row[f"{prefix}{name}"]) for name in _SUMMED})
+def _sums(row: RowMapping, prefix: str = "") -> ConfirmedSums:
+    return ConfirmedSums(**{name: float(row[f"{prefix}{name}"]) for name in _SUMMED})

@@ -18,8 +18,8 @@ from quantdrift.storage.locks import lock
 from quantdrift.storage.schema.slice_tables import (
     DiscoveryChangeTable,
     DiscoverySearchTable,
+    DiscoveryStatus,
     DiscoveryTable,
-    Status,
 )
 
 _SEEN_WITHIN: Final = timedelta(days=1)
@@ -69,7 +69,7 @@ class DiscoveryRow(msgspec.Struct, frozen=True, kw_only=True):
     predicate: str
     name: str
     where: tuple[Predicate, ...]
-    status: Status
+    status: DiscoveryStatus
     slice_id: int | None = None
     model_version_id: int
     metric: Metric
@@ -100,7 +100,7 @@ class DiscoveryRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         """Whether it is neither monitored nor tested, and a search may find it again."""
-        return self.status in {Status.EXPIRED, Status.RETIRED} and not self.held
+        return self.status in {DiscoveryStatus.EXPIRED, DiscoveryStatus.RETIRED} and not self.held
 
     @property
     def evidence_ratio(self) -> float:
@@ -275,7 +275,7 @@ async def store(
         The row as it was: only what differs is written, because a person may change less than the monitor.
     """
     row = stored.row
-    if row.status is Status.CONFIRMED and row.slice_id is None:
+    if row.status is DiscoveryStatus.CONFIRMED and row.slice_id is None:
         row = msgspec.structs.replace(row, slice_id=await _slice_id(connection, row))
     discovery_id = await _store(connection, row, before)
     if stored.reason:
@@ -357,7 +357,7 @@ def _discovery(row: RowMapping) -> DiscoveryRow:
         **{
             **values,
             "where": msgspec.convert(row["definition"]["where"], tuple[Predicate, ...]),
-            "status": Status(row["status"]),
+            "status": DiscoveryStatus(row["status"]),
             "metric": Metric(row["metric"]),
             "log_wealth": tuple(row["log_wealth"]),
         }

@@ -74,7 +74,7 @@ class SearchedItem(msgspec.Struct, frozen=True, kw_only=True):
     features: dict[str, float]
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class SearchWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Items of one version, captured from `begin` to `end`, exclusive; `share` of them, in (0, 1]."""
 
     version_id: int
@@ -92,14 +92,14 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-async def n_items(connection: AsyncConnection, window: Window) -> int:
+async def n_items(connection: AsyncConnection, window: SearchWindow) -> int:
     """Return the number of items that the roll-ups count in whole hours around a window: a cheap estimate."""
     wanted = {"version": window.version_id, "begin": window.begin, "end": window.end}
     return int(await connection.scalar(_N_ITEMS, wanted) or 0)
 
 
 async def searched_items(
-    connection: AsyncConnection, window: Window, most: int, zone: ZoneInfo
+    connection: AsyncConnection, window: SearchWindow, most: int, zone: ZoneInfo
 ) -> AsyncIterator[SearchedItem]:
     """Yield the newest items of a window, at most `most`, without keeping them all in memory.
 
@@ -120,7 +120,7 @@ async def searched_items(
 
 async def tested_items(
     connection: AsyncConnection,
-    window: Window,
+    window: SearchWindow,
     candidates: Sequence[Sequence[Predicate]],
     most: int,
     zone: ZoneInfo,

@@ -16,7 +16,7 @@ from quantdrift.storage.alerts.alerts import AlertFact, find_alert
 from quantdrift.storage.figures.figures import last_day, versions
 from quantdrift.storage.fold.read import detector_row
 from quantdrift.storage.fold_rows import DetectorRow
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.serving import servings
 
 # A slice is shown with the version on which it was last seen.
@@ -61,7 +61,7 @@ LAPSED: Final = "lapsed"
 """Status of a slice whose value has no place: its items count as `(other)`."""
 
 
-class Kind(StrEnum):
+class SliceKind(StrEnum):
     """The origin of a slice."""
 
     ALL = "all"
@@ -119,7 +119,7 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     name: str
     predicate: str
-    kind: Kind
+    kind: SliceKind
     status: str
     share: float | None
     verdict: str | None
@@ -136,7 +136,7 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         """Whether it is neither monitored nor tested any more."""
-        return self.status in {Status.EXPIRED, Status.RETIRED, LAPSED}
+        return self.status in {DiscoveryStatus.EXPIRED, DiscoveryStatus.RETIRED, LAPSED}
 
 
 async def list_slices(
@@ -182,20 +182,20 @@ async def alert_of(connection: AsyncConnection, slice_id: int) -> AlertFact | No
     return None if alert_id is None else await find_alert(connection, alert_id)
 
 
-def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> Kind:
+def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> SliceKind:
     """Return the origin of a slice with these conditions."""
     keys = {condition.key for condition in where}
     if discovered:
-        return Kind.DISCOVERED
+        return SliceKind.DISCOVERED
     if not keys:
-        return Kind.ALL
+        return SliceKind.ALL
     if keys == {CLUSTER_KEY}:
-        return Kind.LEARNED
+        return SliceKind.LEARNED
     if keys == {NOVELTY_KEY}:
-        return Kind.NOVEL
+        return SliceKind.NOVEL
     if len(where) > 1:
-        return Kind.CROSSED
-    return Kind.BINNED if next(iter(keys)).startswith("feature.") else Kind.DECLARED
+        return SliceKind.CROSSED
+    return SliceKind.BINNED if next(iter(keys)).startswith("feature.") else SliceKind.DECLARED
 
 
 def _listed(

@@ -74,7 +74,7 @@ class SliceNow(msgspec.Struct, frozen=True, kw_only=True):
     n_found: int
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class VerdictChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of a slice's verdict."""
 
     slice_id: int
@@ -159,10 +159,12 @@ async def slices_now(
 
 async def verdict_changes(
     connection: AsyncConnection, version_id: int, slice_ids: list[int], begin: datetime
-) -> dict[int, list[Change]]:
+) -> dict[int, list[VerdictChange]]:
     """Return the changes of verdict of slices since `begin`, in order."""
-    by_slice: dict[int, list[Change]] = {}
-    for change in await rows(connection, Change, _CHANGES, version=version_id, slices=slice_ids, begin=begin):
+    by_slice: dict[int, list[VerdictChange]] = {}
+    for change in await rows(
+        connection, VerdictChange, _CHANGES, version=version_id, slices=slice_ids, begin=begin
+    ):
         by_slice.setdefault(change.slice_id, []).append(change)
     return by_slice
 

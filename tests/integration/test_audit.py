@@ -32,7 +32,7 @@ from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import unfenced
 from quantdrift.storage.schema.roles import MONITOR, OPERATOR, PAGE, READER, REPORT, ROLES, SHADOW, apply
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices.discovery import StoredRow, store
 from tests.support.commands import invoked
 from tests.support.storage.databases import Databases
@@ -115,7 +115,7 @@ async def quantdrift(
 async def a_discovered_slice(database: Database, record: asyncpg.Connection) -> None:
     """Store a confirmed slice with the id 2."""
     await write_version(record)
-    row = discovery(id=0, status=Status.CONFIRMED, confirmed_at=NOW)
+    row = discovery(id=0, status=DiscoveryStatus.CONFIRMED, confirmed_at=NOW)
     async with database.begin() as connection:
         await store(connection, StoredRow(row=row, reason="so the test says"), made_by="monitor")
 

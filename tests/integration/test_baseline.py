@@ -18,7 +18,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.audit import Action
-from quantdrift.storage.baselines import Decision, decide, rows_since
+from quantdrift.storage.baselines import BaselineDecision, decide, rows_since
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, refold, resume
 from quantdrift.storage.fold.write import write
@@ -346,7 +346,7 @@ async def test_a_decision_about_the_baseline_in_force_has_no_content(
     database: Database, record: asyncpg.Connection
 ) -> None:
     """As the schema says: null, not a JSON null, which `content is not null` would take for a baseline."""
-    decision = Decision(
+    decision = BaselineDecision(
         model_version_id=1,
         slice_id=ALL_ID,
         metric="flip",

@@ -24,7 +24,7 @@ from quantdrift.monitor.discovery.round import Round, discover
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.storage.database import Database
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices import search_rows
 from quantdrift.storage.slices.discovery import load_state, store_round
 from tests.support.commands import invoked
@@ -63,7 +63,7 @@ async def test_what_a_search_finds_is_frozen_and_becomes_a_slice_only_on_later_t
     assert await record.fetchval("select n_groups from discovery") == 0
     await write_traffic(record, 1, begin=NOW, end=NOW + DAY, n=4000, flips=BAD, seed=2)
     second = await discover(database, CONFIG, NOW + DAY)
-    assert [row.status for row in second.settled] == [Status.CONFIRMED]
+    assert [row.status for row in second.settled] == [DiscoveryStatus.CONFIRMED]
     confirmed = await record.fetchrow(
         "select d.*, s.name as slice, s.definition as sliced from discovery d join slice s on s.id = d.slice_id"
     )
@@ -92,7 +92,7 @@ async def test_a_fault_on_weekends_alone_is_found_as_a_slice_by_the_time_of_week
     assert frozen[0] == []
     assert 'time.week = "weekend"' in frozen[1]
     assert settled[:2] == [[], []]
-    assert ('time.week = "weekend"', Status.CONFIRMED) in settled[2]
+    assert ('time.week = "weekend"', DiscoveryStatus.CONFIRMED) in settled[2]
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/Los_Angeles", "Asia/Kolkata"])
@@ -103,7 +103,7 @@ async def test_the_database_counts_days_and_hours_as_the_workers_do(
     version = await write_version(record)
     begin = datetime(2026, 10, 20, 0, 15, tzinfo=UTC)
     await write_traffic(record, version, begin=begin, end=begin + 10 * DAY, n=480, flips={}, seed=1)
-    window = search_rows.Window(version_id=version, begin=begin, end=begin + 10 * DAY)
+    window = search_rows.SearchWindow(version_id=version, begin=begin, end=begin + 10 * DAY)
     names = [
         *(("time.week", value) for value in ("weekday", "weekend")),
         *(
@@ -134,7 +134,7 @@ async def test_good_traffic_confirms_nothing_and_the_candidate_expires_and_keeps
     end = NOW + days * DAY
     await write_traffic(record, 1, begin=NOW, end=end, n=6000, flips={}, seed=3)
     later = await discover(database, CONFIG, end)
-    assert [row.status for row in later.settled] == [Status.EXPIRED]
+    assert [row.status for row in later.settled] == [DiscoveryStatus.EXPIRED]
     assert [row.n_groups > 400 for row in later.settled] == [True]
     await write_traffic(record, 1, begin=end, end=end + DAY, n=4000, flips={"faint": 0.5}, seed=4)
     again = await discover(database, CONFIG, end + DAY)
@@ -172,7 +172,7 @@ async def test_a_confirmed_slice_without_traffic_is_retired_and_keeps_its_slice(
     )
     await write_traffic(record, 1, begin=NOW + 31 * DAY, end=NOW + 32 * DAY, n=200, flips={}, seed=3)
     gone = await discover(database, CONFIG, NOW + 32 * DAY)
-    assert [row.status for row in gone.settled] == [Status.RETIRED]
+    assert [row.status for row in gone.settled] == [DiscoveryStatus.RETIRED]
     assert await record.fetchval("select reason from discovery_change order by id desc limit 1") == (
         "unseen: nothing was compared in it for 30 days"
     )
@@ -193,7 +193,7 @@ async def test_more_than_the_cap_wait_for_a_place(database: Database, record: as
     assert len(two.frozen) == 2
     await write_traffic(record, version, begin=NOW, end=NOW + DAY, n=6000, flips=bad, seed=6)
     done = await discover(database, CONFIG, NOW + DAY, limits=roomy)
-    assert [row.status for row in done.settled] == [Status.CONFIRMED]
+    assert [row.status for row in done.settled] == [DiscoveryStatus.CONFIRMED]
     assert done.waiting == {"digits": 1}
     assert await record.fetchval("select count(*) from discovery where log_evidence >= log_threshold") == 2
     wider = DiscoveryLimits(least_ratio=1.0, most_slices=2)

@@ -18,7 +18,7 @@ from quantdrift.core.slices import slice_of
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices.discovery import StoredRow, load_state, store_round
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
 from tests.support.storage.discovered_traffic import NOW, discovery, write_version
@@ -57,7 +57,7 @@ async def test_later_items_carry_the_id_of_a_confirmed_slice(
             predicate=key.predicate,
             name=key.name,
             where=key.where,
-            status=Status.CONFIRMED,
+            status=DiscoveryStatus.CONFIRMED,
             model_version_id=version,
             confirmed_at=NOW,
         )

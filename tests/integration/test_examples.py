@@ -18,7 +18,7 @@ from quantdrift.storage.fold_rows import (
     BatchRows,
     ComparisonRow,
     Episode,
-    Outcome,
+    FoldResult,
     Position,
     TransitionRow,
 )
@@ -83,7 +83,7 @@ async def told(
 ) -> tuple[dict[int, list[str]], list[int]]:
     """Write alerts in one fold; return the examples of each slice, and what each look at the items returned."""
     n_read: list[int] = []
-    outcome = Outcome(
+    outcome = FoldResult(
         position=Position(fold_seq=1), detectors=(), verdicts=(), transitions=tuple(rows), rollups=()
     )
     async with database.begin() as connection:

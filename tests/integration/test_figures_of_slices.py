@@ -14,7 +14,7 @@ from quantdrift.facts.status import Serves
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures import figures
 from quantdrift.storage.figures.divergence import Divergence
-from quantdrift.storage.figures.periods import Grain, Window
+from quantdrift.storage.figures.periods import Grain, SumWindow
 from quantdrift.storage.serving import servings
 
 pytestmark = pytest.mark.integration
@@ -144,7 +144,7 @@ async def test_a_point_of_a_plot_is_the_row_of_the_view(
 ) -> None:
     """Hour for hour, flips and divergence."""
     async with database.begin() as connection:
-        window = Window(begin=FIRST.replace(minute=0) - HOUR, end=LAST, grain=Grain.HOUR)
+        window = SumWindow(begin=FIRST.replace(minute=0) - HOUR, end=LAST, grain=Grain.HOUR)
         points = await Divergence(connection).sums(window, HOUR, {1: HIGHEST}, [1])
     rows = await record.fetch("select * from slice_history where slice_id = 1 order by hour")
     assert len(rows) == len(points) == 31

@@ -47,9 +47,9 @@ from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.storage.database import Database
 from quantdrift.storage.gate import GateRun
-from quantdrift.storage.labels import Row
+from quantdrift.storage.labels import LabelRow
 from quantdrift.storage.labels import load as load_labels
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices.clusters import Vectors, store_clustering
 from quantdrift.storage.slices.discovery import StoredRow, load_state, store_round
 from tests.support.commands import invoked
@@ -307,7 +307,7 @@ def test_labels_that_are_loaded_while_the_gate_runs_count(site: Site) -> None:
                         ],
                     )
                     rows = [
-                        Row(n=0, key=str(uuid.UUID(name)), item=item, number=top, label=str(top))
+                        LabelRow(n=0, key=str(uuid.UUID(name)), item=item, number=top, label=str(top))
                         for name, classes in tops.items()
                         for item, top in enumerate(classes)
                     ]
@@ -701,7 +701,7 @@ def discover(site: Site, key: SliceKey) -> None:
                 predicate=key.predicate,
                 name=key.name,
                 where=key.where,
-                status=Status.CONFIRMED,
+                status=DiscoveryStatus.CONFIRMED,
                 confirmed_at=datetime.now(UTC),
             )
             confirmed = StoredRow(row=row, reason="confirmed")

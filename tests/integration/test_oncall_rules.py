@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import REGISTRY, generate_latest
 
 from quantdrift.core import telemetry
-from quantdrift.core.telemetry import Instrument, Kind, Telemetry
+from quantdrift.core.telemetry import Instrument, InstrumentKind, Telemetry
 
 pytestmark = pytest.mark.integration
 
@@ -32,9 +32,9 @@ def _exposed() -> set[str]:
         for one in vars(telemetry).values():
             if not isinstance(one, Instrument):
                 continue
-            if one.kind is Kind.COUNTER:
+            if one.kind is InstrumentKind.COUNTER:
                 meter.counter(one).add(1)
-            elif one.kind is Kind.HISTOGRAM:
+            elif one.kind is InstrumentKind.HISTOGRAM:
                 meter.histogram(one).record(1.0)
             else:
                 meter.observe(one, lambda: [(1.0, {})])

@@ -13,7 +13,7 @@ from quantdrift.show.page.slice_history import history as past_of
 from quantdrift.show.trends import trend
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.divergence import EDGES, Divergence, divided_bins
-from quantdrift.storage.figures.periods import Grain, Window
+from quantdrift.storage.figures.periods import Grain, SumWindow
 from tests.support.monitor.fold_stream import FAINT_ID, store_catalog
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.release_rows import END as WEEK_END
@@ -56,7 +56,7 @@ async def test_no_damage_is_drawn_before_the_onset(database: Database, record: a
     async with database.begin() as connection:
         before, after = await divided_bins(connection, version, slice_id, (BEGIN, ONSET, END))
         divergence, width = Divergence(connection), timedelta(minutes=7)
-        window = Window(begin=BEGIN, end=END, grain=Grain.ITEM)
+        window = SumWindow(begin=BEGIN, end=END, grain=Grain.ITEM)
         whole = await divergence.sums(window, width, {version: 1.0}, [slice_id])
         points = await divergence.divided(whole, window, width, ONSET, 1.0)
         again = await divergence.divided(points, window, width, ONSET, 1.0)

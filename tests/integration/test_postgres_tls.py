@@ -18,7 +18,7 @@ from sqlalchemy import text
 from quantdrift.core.config.load import Role, load, load_secrets
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.frames import arrow
-from quantdrift.storage.address import Address
+from quantdrift.storage.address import PostgresAddress
 from quantdrift.storage.admin.migrate import current, head, upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
@@ -170,7 +170,7 @@ async def test_a_server_that_never_answers_is_given_up_in_time(ours: Authority) 
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts for it
         port = silent.getsockname()[1]
         dsn = f"postgresql://u:p@127.0.0.1:{port}/d?sslmode=verify-full&sslrootcert={ours.file}"
-        address = Address.of(dsn)
+        address = PostgresAddress.of(dsn)
         async with asyncio.timeout(30):
             with pytest.raises(RetryError, match=f"at 127.0.0.1:{port} is not available: no answer in time"):
                 await address.connect(**address.arguments, timeout=0.2)

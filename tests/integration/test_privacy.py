@@ -40,7 +40,7 @@ from quantdrift.storage.privacy import (
     REDACTED,
     WITHOUT_VALUES,
     Search,
-    Wanted,
+    WantedData,
     slices_wait,
     text_columns,
 )
@@ -591,7 +591,7 @@ async def test_the_monitor_ends_the_slice_and_what_it_still_writes_goes_with_the
             return {row.slice_id for row in fold.verdicts()}
 
     async def found(*, erase: bool) -> dict[str, int]:
-        wanted = Wanted(key="header.x-scanner", values=("faint",))
+        wanted = WantedData(key="header.x-scanner", values=("faint",))
         return {place.place: place.n for place in await Search(database, wanted).run(erase=erase)}
 
     stream = batches(150)

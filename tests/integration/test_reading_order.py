@@ -11,7 +11,7 @@ import pytest
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, refold
 from quantdrift.storage.fold.write import write
-from quantdrift.storage.fold_rows import BatchRows, ComparisonRow, Outcome, Position, to_us
+from quantdrift.storage.fold_rows import BatchRows, ComparisonRow, FoldResult, Position, to_us
 from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US, batches, store_batch, store_catalog
 
 pytestmark = pytest.mark.integration
@@ -72,7 +72,7 @@ async def claimed(database: Database, at_once: int, *, most: int = 10**9, after:
                 break
             found += rows
             position = Position(fold_seq=after + len(found))
-            outcome = Outcome(position=position, detectors=(), verdicts=(), transitions=(), rollups=())
+            outcome = FoldResult(position=position, detectors=(), verdicts=(), transitions=(), rollups=())
             await write(connection, outcome, "")
     return found
 

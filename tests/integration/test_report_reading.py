@@ -15,7 +15,7 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.exchanges import examples_of
 from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.estimates import Sums
-from quantdrift.storage.figures.periods import Grain, Window
+from quantdrift.storage.figures.periods import Grain, SumWindow
 from quantdrift.storage.report_runs import record_run
 from quantdrift.storage.slices.verdicts import verdicts_at
 from quantdrift.storage.snapshot import Connection, judged_until, reading
@@ -65,13 +65,13 @@ def _mean(sums: Sums, metric: Metric) -> float | None:
 @pytest.mark.parametrize(
     "window",
     [
-        Window(begin=START, end=END, grain=Grain.ITEM),
-        Window(begin=START, end=START + 2 * HOUR, grain=Grain.HOUR),
-        Window(begin=DAY, end=DAY + 24 * HOUR, grain=Grain.DAY),
+        SumWindow(begin=START, end=END, grain=Grain.ITEM),
+        SumWindow(begin=START, end=START + 2 * HOUR, grain=Grain.HOUR),
+        SumWindow(begin=DAY, end=DAY + 24 * HOUR, grain=Grain.DAY),
     ],
     ids=lambda window: window.grain.value,
 )
-async def test_every_grain_sums_to_the_same(connection: Connection, story: Story, window: Window) -> None:
+async def test_every_grain_sums_to_the_same(connection: Connection, story: Story, window: SumWindow) -> None:
     """Comparisons and both roll-ups give the sums and histograms that were computed apart from the database."""
     wanted = [story.all_id, story.slice_ids[1]]
     caps = {story.version_id: CAP}
@@ -87,7 +87,7 @@ async def test_every_grain_sums_to_the_same(connection: Connection, story: Story
 
 async def test_buckets_begin_with_the_window_and_add_up(connection: Connection, story: Story) -> None:
     """Ten-minute buckets hold what their items hold, none is outside, and their sum is the whole."""
-    window = Window(begin=START, end=END, grain=Grain.ITEM)
+    window = SumWindow(begin=START, end=END, grain=Grain.ITEM)
     caps, width = {story.version_id: CAP}, 10 * MINUTE
     found = await Divergence(connection).sums(window, width, caps, [story.slice_ids[2]])
     known = rollup(story.items, [2], grain=width)
@@ -101,7 +101,7 @@ async def test_weights_undo_unequal_probabilities(postgres_dsn: str, story: Stor
     db = await asyncpg.connect(postgres_dsn)
     await db.execute("update comparison set pi1 = pi1 / 2")
     await db.close()
-    window = Window(begin=START, end=END, grain=Grain.ITEM)
+    window = SumWindow(begin=START, end=END, grain=Grain.ITEM)
     async with Database(postgres_dsn) as database, reading(database) as connection:
         caps = {story.version_id: CAP}
         (found,) = await Divergence(connection).sums(window, END - START, caps, [story.all_id])
@@ -236,7 +236,7 @@ async def test_counts_after_a_long_silence_begin_where_the_last_ones_ended(
 
 async def test_what_has_no_divergence_does_not_dilute_the_mean(postgres_dsn: str, story: Story) -> None:
     """Outputs that are no distribution have no KL: the mean is that of the others, and without others there is none."""
-    window, caps = Window(begin=START, end=END, grain=Grain.ITEM), {story.version_id: CAP}
+    window, caps = SumWindow(begin=START, end=END, grain=Grain.ITEM), {story.version_id: CAP}
     faint = story.slice_ids[1]
 
     async def measured() -> Sums:

@@ -22,7 +22,7 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, refold, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.sampling import read_evidence, read_traffic
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices.discovery import (
     DiscoveryRow,
     StoredRow,
@@ -75,7 +75,7 @@ async def test_a_quiet_slice_gives_its_place_to_one_that_waits_and_its_history_s
     long_ago = {"frozen_at": NOW - 50 * DAY, "tested_at": NOW, "confirmed_at": NOW - 40 * DAY}
     await _store(
         database,
-        discovery(id=0, status=Status.CONFIRMED, **long_ago),
+        discovery(id=0, status=DiscoveryStatus.CONFIRMED, **long_ago),
         _other("s3", log_evidence=9.0, waits_since=NOW - DAY),
     )
     calm = await record.fetchval("select slice_id from discovery where slice_id is not null")
@@ -94,8 +94,8 @@ async def test_a_quiet_slice_gives_its_place_to_one_that_waits_and_its_history_s
     await record.execute("update rollup_hour set flip = 180 where slice_id = $1", calm)
     done = await discover(database, CONFIG, NOW, limits=limits)
     assert [(row.name, row.status) for row in done.settled] == [
-        ("x-scanner=faint", Status.RETIRED),
-        ("x-site=s3", Status.CONFIRMED),
+        ("x-scanner=faint", DiscoveryStatus.RETIRED),
+        ("x-site=s3", DiscoveryStatus.CONFIRMED),
     ]
     assert [key.name for key in await active_slices(database)] == ["x-site=s3"]
     rows = await record.fetch(
@@ -117,7 +117,7 @@ async def test_who_waits_for_a_place_holds_none_among_the_candidates(
     await write_traffic(record, version, begin=NOW - DAY, end=NOW, n=4000, flips={"faint": 0.12}, seed=1)
     await _store(
         database,
-        _other("s1", status=Status.CONFIRMED, confirmed_at=NOW - DAY, seen_at=NOW),
+        _other("s1", status=DiscoveryStatus.CONFIRMED, confirmed_at=NOW - DAY, seen_at=NOW),
         _other("s2", log_evidence=9.0, waits_since=NOW - DAY),
     )
     one = DiscoveryLimits(most_slices=1)
@@ -148,7 +148,7 @@ async def test_a_person_decides_and_a_round_that_began_before_writes_nothing(
 ) -> None:
     """By the commands that people type: who and why are in the history, no search finds it again, and back."""
     version = await write_version(record)
-    await _store(database, discovery(id=0, status=Status.CONFIRMED, confirmed_at=NOW))
+    await _store(database, discovery(id=0, status=DiscoveryStatus.CONFIRMED, confirmed_at=NOW))
     (tmp_path / "config.toml").write_text('[[models]]\nname = "digits"\n')
 
     path = str(tmp_path / "config.toml")
@@ -201,7 +201,9 @@ async def test_the_fold_applies_a_retirement_once_and_gives_the_same_result_when
     """The alert ends with the batch after the decision; a fresh monitor and a back-test know of it."""
     await store_catalog(record)
     key = slice_of("digits", [FAINT])
-    await _store(database, discovery(id=0, name=key.name, slice_id=FAINT_ID, status=Status.CONFIRMED))
+    await _store(
+        database, discovery(id=0, name=key.name, slice_id=FAINT_ID, status=DiscoveryStatus.CONFIRMED)
+    )
 
     async def folded() -> set[int]:
         async with database.begin() as connection:
@@ -229,7 +231,7 @@ async def test_the_fold_applies_a_retirement_once_and_gives_the_same_result_when
         await store_batch(record, batch)
     assert FAINT_ID in await folded()
     assert await record.fetchval("select count(*) from alert where resolved_at is null") == 1
-    row = discovery(id=1, slice_id=FAINT_ID, status=Status.RETIRED, held=True)
+    row = discovery(id=1, slice_id=FAINT_ID, status=DiscoveryStatus.RETIRED, held=True)
     async with database.begin() as connection:
         await store(connection, StoredRow(row=row, reason="enough"), made_by="anna")
     for batch in stream[60:100]:

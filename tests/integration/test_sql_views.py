@@ -12,7 +12,7 @@ import pytest
 from quantdrift.facts.estimate import ClusterSums, of_groups, ratio
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.divergence import Divergence
-from quantdrift.storage.figures.periods import Grain, Window
+from quantdrift.storage.figures.periods import Grain, SumWindow
 from quantdrift.storage.snapshot import reading
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
@@ -227,7 +227,7 @@ async def test_slice_item_weighs_an_exchange_once_in_each_of_its_slices(
         select slice_id, sum(weight * flip::int) / sum(weight) as flip, sum(weight * tie::int) / sum(weight) as tie
         from slice_item group by 1 order by 1
     """)
-    window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
+    window = SumWindow(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
     async with reading(database) as connection:
         sums = await Divergence(connection).sums(window, timedelta(hours=1), {1: 2.0}, [1, 2])
     for row, entry in zip(means, sums, strict=True):
@@ -254,7 +254,7 @@ async def test_the_report_counts_a_session_once_in_what_its_intervals_rest_on(
         for number in range(20)
     ]
     await store_comparisons(record, rows)
-    window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
+    window = SumWindow(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
     async with reading(database) as connection:
         (entry,) = await Divergence(connection).sums(window, timedelta(hours=1), {1: 2.0}, [1])
     assert (entry.sums.n_groups, entry.sums.weight) == (20, 20.0)
@@ -280,7 +280,7 @@ async def test_the_report_gives_a_value_that_is_not_a_number_no_part(
         for number, value in enumerate((0.5, math.nan))
     ]
     await store_comparisons(record, rows)
-    window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
+    window = SumWindow(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
     async with reading(database) as connection:
         (entry,) = await Divergence(connection).sums(window, timedelta(hours=1), {1: 2.0}, [1])
         (bins,) = await Divergence(connection).bins(window, {1: 2.0}, [1])

@@ -28,7 +28,7 @@ from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.routes import Routes
 from quantdrift.sidecar.tap.client import TapClient
-from quantdrift.sidecar.tap.wire import HEAD, Kind, Rates
+from quantdrift.sidecar.tap.wire import HEAD, MessageKind, Rates
 from tests.support.sidecar.relay_process import wait
 
 pytestmark = pytest.mark.integration
@@ -210,7 +210,7 @@ def test_a_frame_that_is_none_ends_its_connection(
     with serving(path, End(config_of("a"))), socket.socket(socket.AF_UNIX) as made:
         made.connect(str(path))
         made.settimeout(10)
-        made.sendall(HEAD.pack(1 + len(content), Kind.EXCHANGE) + content)
+        made.sendall(HEAD.pack(1 + len(content), MessageKind.EXCHANGE) + content)
         while made.recv(1 << 16):
             pass
     assert "out of step" in caplog.text

@@ -11,8 +11,8 @@ from quantdrift.core.admission import (
     COUNTERS_PER_PLACE,
     HALF_LIFE,
     IDLE_AFTER,
-    Decision,
     Place,
+    PlaceChanges,
     Shares,
     decide,
 )
@@ -61,7 +61,7 @@ def places_of(*values: str, protected: tuple[str, ...] = ()) -> list[Place]:
     return [Place(value=value, seen_at=NOW, protected=value in protected) for value in values]
 
 
-def after(places: list[Place], decision: Decision) -> list[Place]:
+def after(places: list[Place], decision: PlaceChanges) -> list[Place]:
     """Return the places after a decision."""
     return [place for place in places if place.value not in decision.lapsed] + places_of(*decision.admitted)
 
@@ -124,7 +124,7 @@ def test_a_value_with_an_open_alert_keeps_its_place() -> None:
         shares.add(value, weight)
     old = NOW - 2 * IDLE_AFTER
     kept = [Place(value="a", seen_at=old, protected=True), Place(value="c", seen_at=NOW, protected=True)]
-    assert decide(shares, kept, 2, NOW, most_swaps=5) == Decision(lapsed={}, admitted={})
+    assert decide(shares, kept, 2, NOW, most_swaps=5) == PlaceChanges(lapsed={}, admitted={})
     free = [Place(value="a", seen_at=old), Place(value="c", seen_at=NOW, protected=True)]
     decision = decide(shares, free, 2, NOW, most_swaps=5)
     assert decision.lapsed == {"a": "not seen for 30 days"}

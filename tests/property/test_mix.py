@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.explain.damage import strata
-from quantdrift.drift.explain.mix import LEAST, Cause, MixSplit, MovePart, Sample, split
+from quantdrift.drift.explain.mix import LEAST, MixSplit, MoveCause, MovePart, Sample, split
 from quantdrift.facts.explanation import FEWEST_AFTER, FEWEST_BEFORE
 
 pytestmark = pytest.mark.property
@@ -93,22 +93,22 @@ NONE = (0.0, 0.0)
 @pytest.mark.parametrize(
     ("within", "mix", "unseen", "cause"),
     [
-        ((1.0, 0.1), (0.0, 0.1), NONE, Cause.WITHIN),
-        ((0.0, 0.1), (1.0, 0.1), NONE, Cause.MIX),
-        (NONE, (0.1, 0.1), (1.0, 0.1), Cause.UNSEEN),
-        ((1.0, 0.1), (0.9, 0.1), NONE, Cause.BOTH),
-        ((1.0, 0.1), NONE, (0.9, 0.1), Cause.BOTH),
-        ((1.0, 0.1), (0.2, 0.05), NONE, Cause.WITHIN),
-        ((1.0, 0.9), (0.5, 0.9), NONE, Cause.UNDECIDED),
-        ((1.0, 0.1), (1.5, 0.9), NONE, Cause.UNDECIDED),
-        ((1.0, 0.1), NONE, (1.5, 0.9), Cause.UNDECIDED),
-        ((1.0, math.inf), NONE, NONE, Cause.UNDECIDED),
-        ((1.0, 0.0), NONE, NONE, Cause.UNDECIDED),
-        ((-1.0, 0.1), (-1.0, 0.1), NONE, Cause.UNDECIDED),
+        ((1.0, 0.1), (0.0, 0.1), NONE, MoveCause.WITHIN),
+        ((0.0, 0.1), (1.0, 0.1), NONE, MoveCause.MIX),
+        (NONE, (0.1, 0.1), (1.0, 0.1), MoveCause.UNSEEN),
+        ((1.0, 0.1), (0.9, 0.1), NONE, MoveCause.BOTH),
+        ((1.0, 0.1), NONE, (0.9, 0.1), MoveCause.BOTH),
+        ((1.0, 0.1), (0.2, 0.05), NONE, MoveCause.WITHIN),
+        ((1.0, 0.9), (0.5, 0.9), NONE, MoveCause.UNDECIDED),
+        ((1.0, 0.1), (1.5, 0.9), NONE, MoveCause.UNDECIDED),
+        ((1.0, 0.1), NONE, (1.5, 0.9), MoveCause.UNDECIDED),
+        ((1.0, math.inf), NONE, NONE, MoveCause.UNDECIDED),
+        ((1.0, 0.0), NONE, NONE, MoveCause.UNDECIDED),
+        ((-1.0, 0.1), (-1.0, 0.1), NONE, MoveCause.UNDECIDED),
     ],
 )
 def test_a_cause_is_named_where_a_part_has_surely_risen(
-    within: tuple[float, float], mix: tuple[float, float], unseen: tuple[float, float], cause: Cause
+    within: tuple[float, float], mix: tuple[float, float], unseen: tuple[float, float], cause: MoveCause
 ) -> None:
     """Also a larger part that is not sure keeps the other from being the cause, and no error of 0 is believed."""
     assert _split(within, mix, unseen).cause is cause
@@ -117,7 +117,7 @@ def test_a_cause_is_named_where_a_part_has_surely_risen(
 @pytest.mark.parametrize("n", [(FEWEST_BEFORE - 1, 1000), (1000, FEWEST_AFTER - 1)])
 def test_a_handful_on_one_side_names_no_cause(n: tuple[int, int]) -> None:
     """However sure the figures look."""
-    assert _split((1.0, 0.01), NONE, NONE, n=n).cause is Cause.TOO_FEW
+    assert _split((1.0, 0.01), NONE, NONE, n=n).cause is MoveCause.TOO_FEW
 
 
 @given(st.lists(st.integers(0, 100), min_size=N_BINS, max_size=N_BINS), st.integers(0, 2**32 - 1))

@@ -20,7 +20,7 @@ from quantdrift.facts.estimate import (
     ratio,
 )
 from quantdrift.report.labels import LabelledSlice, labelled
-from quantdrift.storage.labels import Drawn, Outcome
+from quantdrift.storage.labels import Drawn, LabelOutcome
 
 pytestmark = pytest.mark.statistical
 
@@ -317,7 +317,7 @@ def _sides(harm: Floats, helped: Floats) -> dict[str, Any]:
 
 
 def _labelled(**more: Any) -> LabelledSlice:
-    found = labelled(Outcome(model_version_id=1, slice_id=1, slice="all", **more))
+    found = labelled(LabelOutcome(model_version_id=1, slice_id=1, slice="all", **more))
     assert found is not None
     return found
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
-from quantdrift.drift.explain.damage import Damage, Window, damage
-from quantdrift.drift.explain.mix import Cause, MixSplit, Sample, split
+from quantdrift.drift.explain.damage import Damage, DamageWindow, damage
+from quantdrift.drift.explain.mix import MixSplit, MoveCause, Sample, split
 from quantdrift.drift.explain.overlap import Items, explaining, rest_of
 from quantdrift.facts.explanation import FEWEST_AFTER, DamageCause
 
@@ -95,18 +95,18 @@ def test_traffic_that_was_not_there_before_is_neither_mix_nor_within() -> None:
     found = _arrivals(RUNS, (0.02, 0.2))
     covered = sum(abs(one.unseen.value - 0.06) <= 1.96 * one.unseen.se for one in found) / RUNS
     assert 0.90 <= covered <= 0.99
-    assert sum(one.cause is Cause.UNSEEN for one in found) >= 0.95 * RUNS
+    assert sum(one.cause is MoveCause.UNSEEN for one in found) >= 0.95 * RUNS
     assert all(one.mix.value == pytest.approx(0, abs=1e-12) for one in found)
     lumped = sum(abs(one.mix.value + one.unseen.value) <= 1.96 * one.mix.se for one in found) / RUNS
     assert lumped < 0.5
     sound = _arrivals(RUNS, (0.02, 0.02))
-    assert sum(one.cause is Cause.UNSEEN for one in sound) <= 0.065 * RUNS
+    assert sum(one.cause is MoveCause.UNSEEN for one in sound) <= 0.065 * RUNS
 
 
-def _slice(rng: np.random.Generator, n: int, close: float, rates: tuple[float, float]) -> Window:
+def _slice(rng: np.random.Generator, n: int, close: float, rates: tuple[float, float]) -> DamageWindow:
     """Draw a slice of which `close` are close calls; rates are those of sure inputs and of close ones."""
     near = rng.random(n) < close
-    return Window(
+    return DamageWindow(
         x=(rng.random(n) < np.where(near, rates[1], rates[0])).astype(np.float64),
         margin=np.where(near, rng.uniform(0.001, 0.05, n), rng.uniform(0.2, 1.0, n)),
         weight=np.ones(n),
@@ -122,7 +122,9 @@ def _causes(close: float, rates: tuple[float, float], *, n: int, blind: bool = F
         before, after = _slice(rng, 2000, 0.05, (0.002, 0.25)), _slice(rng, n, close, rates)
         if blind:
             before, after = (
-                Window(x=one.x, margin=rng.permutation(one.margin), weight=one.weight, cluster=one.cluster)
+                DamageWindow(
+                    x=one.x, margin=rng.permutation(one.margin), weight=one.weight, cluster=one.cluster
+                )
                 for one in (before, after)
             )
         told = damage(before, after)

@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.config.load import load
 from quantdrift.core.errors import OperatorError
-from quantdrift.storage.address import Address
+from quantdrift.storage.address import PostgresAddress
 
 pytestmark = pytest.mark.unit
 
@@ -37,7 +37,7 @@ HERE = "postgresql://u:hunter2@localhost:5433/d"
 def test_what_would_not_be_safe_or_understood_is_refused(query: str, said: str) -> None:
     """The message names it, and the right form, and shows no password."""
     with pytest.raises(OperatorError, match=said) as raised:
-        Address.of(f"{PLACE}?{query}")
+        PostgresAddress.of(f"{PLACE}?{query}")
     assert "hunter2" not in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -56,7 +56,7 @@ def test_what_would_not_be_safe_or_understood_is_refused(query: str, said: str) 
 )
 def test_the_modes_mean_what_they_mean_to_libpq(query: str, verified: bool, named: bool) -> None:  # noqa: FBT001
     """A file without a mode is `verify-full`."""
-    address = Address.of(f"{PLACE}?{query}")
+    address = PostgresAddress.of(f"{PLACE}?{query}")
     assert address.tls is not None
     assert (address.tls.verified, address.tls.named, address.plaintext) == (verified, named, False)
     assert not address.url.query
@@ -64,15 +64,15 @@ def test_the_modes_mean_what_they_mean_to_libpq(query: str, verified: bool, name
 
 def test_without_any_word_of_tls_the_driver_decides() -> None:
     """That is the plain address of a server on this machine; `disable` is said to the driver."""
-    plain = Address.of(HERE)
+    plain = PostgresAddress.of(HERE)
     assert (plain.tls, plain.plaintext) == (None, False)
-    disabled = Address.of(f"{PLACE}?sslmode=disable")
+    disabled = PostgresAddress.of(f"{PLACE}?sslmode=disable")
     assert (disabled.tls, disabled.plaintext) == (None, True)
 
 
 def test_the_parts_are_the_same_on_every_way() -> None:
     """Password and hosts are read once; the address shows nothing of itself."""
-    address = Address.of(
+    address = PostgresAddress.of(
         "postgres://u:p%40ss@/d?host=a:1&host=b:2&target_session_attrs=primary&sslmode=disable"
     )
     assert address.arguments == {
@@ -101,13 +101,13 @@ def test_the_parts_are_the_same_on_every_way() -> None:
 )
 def test_libpq_gets_the_same_address_and_checks_as_much(query: str, expected: dict[str, str]) -> None:
     """What libpq would read otherwise is written out: a key in the file of its certificate, the system's authorities."""
-    parts = dict(parse_qsl(urlsplit(Address.of(f"{PLACE}?{query}").libpq).query))
+    parts = dict(parse_qsl(urlsplit(PostgresAddress.of(f"{PLACE}?{query}").libpq).query))
     assert {name: value for name, value in parts.items() if name.startswith("ssl")} == expected
 
 
 def test_libpq_gets_several_servers_in_its_own_form() -> None:
     """And a password with any character."""
-    address = Address.of("postgres://u:p%40s%20+@/d?host=a:1&host=b:2&sslmode=disable")
+    address = PostgresAddress.of("postgres://u:p%40s%20+@/d?host=a:1&host=b:2&sslmode=disable")
     assert dict(parse_qsl(urlsplit(address.libpq).query.replace("+", "%2B"))) == {
         "host": "a,b",
         "port": "1,2",
@@ -149,12 +149,12 @@ def test_without_sslmode_only_a_server_on_this_machine_is_allowed(
     """The message says what to write, and shows no password; `sslmode=disable` allows plaintext by name."""
     monkeypatch.delenv("PGHOST", raising=False)
     if is_local:
-        assert Address.of(address).protection == "plaintext on this machine"
+        assert PostgresAddress.of(address).protection == "plaintext on this machine"
         return
     with pytest.raises(OperatorError, match="is not this machine: write sslmode=verify-full") as raised:
-        Address.of(address)
+        PostgresAddress.of(address)
     assert "hunter2" not in str(raised.value)
-    disabled = Address.of(f"{address}{'&' if '?' in address else '?'}sslmode=disable")
+    disabled = PostgresAddress.of(f"{address}{'&' if '?' in address else '?'}sslmode=disable")
     assert "PLAINTEXT" in disabled.protection
 
 
@@ -162,4 +162,4 @@ def test_a_host_from_the_environment_of_libpq_counts_too(monkeypatch: pytest.Mon
     """The driver reads PGHOST where the address names no host."""
     monkeypatch.setenv("PGHOST", "db.example")
     with pytest.raises(OperatorError, match=r"db\.example:5432 is not this machine"):
-        Address.of("postgresql:///d")
+        PostgresAddress.of("postgresql:///d")

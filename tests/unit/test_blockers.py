@@ -12,7 +12,7 @@ from quantdrift.core.config.schema import Config, Model, Reference, Sidecar, Tel
 from quantdrift.core.process.states import PartState
 from quantdrift.core.sampling.pause import Order, Pause
 from quantdrift.core.stream.backlog import Waiting
-from quantdrift.storage.account.flow import Flow, ModelFlow, Rates, Step
+from quantdrift.storage.account.flow import Flow, FlowRates, FlowStep, ModelFlow
 
 pytestmark = pytest.mark.unit
 
@@ -28,8 +28,8 @@ def _ago(minutes: float) -> datetime:
     return NOW - timedelta(minutes=minutes)
 
 
-def _step(n: int, *, minutes: float = 0.0) -> Step:
-    return Step(recent=n, total=n, last=_ago(minutes))
+def _step(n: int, *, minutes: float = 0.0) -> FlowStep:
+    return FlowStep(recent=n, total=n, last=_ago(minutes))
 
 
 def _wines(**changes: Any) -> ModelFlow:
@@ -58,7 +58,7 @@ def _facts(**changes: Any) -> Facts:
 
 def _late(*, coming: float, leaving: float) -> dict[str, Any]:
     """Return the facts of a stream that is read, and whose oldest exchange has waited for four minutes."""
-    rates = Rates(coming=coming, leaving=leaving)
+    rates = FlowRates(coming=coming, leaving=leaving)
     return {
         "flow": _flow(_wines(rates=rates)),
         "waiting": {"wines": Waiting(n_messages=6322, n_delivered=64, is_read=True)},
@@ -109,7 +109,9 @@ def test_nothing_blocks_where_everything_flows() -> None:
         (
             {
                 "flow": _flow(
-                    _wines(compared=Step(), quarantined={"schema": _step(7)}, details={"schema": "no `x`"})
+                    _wines(
+                        compared=FlowStep(), quarantined={"schema": _step(7)}, details={"schema": "no `x`"}
+                    )
                 )
             },
             "7 of 7 exchanges of model `wines` could not be compared, most of them because of `schema`: no `x`",
@@ -132,7 +134,9 @@ def test_nothing_blocks_where_everything_flows() -> None:
         (
             {
                 "flow": _flow(
-                    _wines(captured=Step(total=50)), offered=Step(total=500), captured=Step(total=50)
+                    _wines(captured=FlowStep(total=50)),
+                    offered=FlowStep(total=500),
+                    captured=FlowStep(total=50),
                 )
             },
             (
@@ -207,7 +211,7 @@ def test_nothing_blocks_where_everything_flows() -> None:
             {
                 "flow": _flow(
                     _wines(
-                        lost={"truncated": _step(30), "client_abort": _step(9), "decode": Step(total=3)},
+                        lost={"truncated": _step(30), "client_abort": _step(9), "decode": FlowStep(total=3)},
                         nameless={"held_bytes": _step(4)},
                         verdicts={"ok": 2, "unknown": 3},
                         n_lossy=2,
@@ -275,7 +279,7 @@ def test_with_nothing_running_each_part_has_one_line() -> None:
 def test_a_sidecar_without_predictions_says_what_it_saw_instead(counts: dict[str, float], said: str) -> None:
     """From its own metrics: nothing of it has reached the database."""
     ports = {"sidecar": Port(address="a", answers=True, ready=True, counts=counts)}
-    flow = _flow(_wines(captured=Step()), offered=Step(), captured=Step(), tallied_at=None)
+    flow = _flow(_wines(captured=FlowStep()), offered=FlowStep(), captured=FlowStep(), tallied_at=None)
     assert said in blockers(CONFIG, _facts(flow=flow, ports=ports))[0]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.demo.model import Quality
 from quantdrift.demo.otlp_receiver import Event
-from quantdrift.demo.outcome import SLICE, VERDICT, Outcome
+from quantdrift.demo.outcome import SLICE, VERDICT, RunOutcome
 from quantdrift.demo.scans import Scanner
 from quantdrift.demo.watch import ARCHIVE, SliceState, Snapshot
 
@@ -39,7 +39,7 @@ def _snapshot(verdict: str) -> Snapshot:
 def test_the_run_is_good_when_only_the_archive_fired_and_the_aggregate_is_ok() -> None:
     """Tickets on the way are no harm."""
     events = (_event(ARCHIVE, "warning"), _event(ARCHIVE, "firing"), _event("scanner=lab", "ok"))
-    assert Outcome(events=events, snapshot=_snapshot("ok"), failed=0).problems() == []
+    assert RunOutcome(events=events, snapshot=_snapshot("ok"), failed=0).problems() == []
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_the_run_is_good_when_only_the_archive_fired_and_the_aggregate_is_ok() -
 )
 def test_every_problem_is_listed(events: tuple[Event, ...], verdict: str, failed: int, word: str) -> None:
     """Each way to fail is a problem of its own."""
-    (problem,) = Outcome(events=events, snapshot=_snapshot(verdict), failed=failed).problems()
+    (problem,) = RunOutcome(events=events, snapshot=_snapshot(verdict), failed=failed).problems()
     assert word in problem
 
 
 def test_an_aggregate_that_nobody_knows_is_a_problem() -> None:
     """Silence is not health."""
-    outcome = Outcome(events=(_event(ARCHIVE, "firing"),), snapshot=Snapshot(), failed=0)
+    outcome = RunOutcome(events=(_event(ARCHIVE, "firing"),), snapshot=Snapshot(), failed=0)
     assert outcome.problems() == ["all traffic together is not known, and must be OK"]
 
 
@@ -81,7 +81,7 @@ def test_all_traffic_is_called_fine_only_where_its_figures_are(
     seen = msgspec.structs.replace(
         aggregate, flip_mean=mean, flip_budget=0.01, divergence_mean=divergence, divergence_budget=0.04
     )
-    outcome = Outcome(events=(), snapshot=Snapshot(slices=(seen,)), failed=0)
+    outcome = RunOutcome(events=(), snapshot=Snapshot(slices=(seen,)), failed=0)
     assert (
         outcome.conclusion()
         == f"The archive's slice fired; no other did, and all traffic taken together {said}"
@@ -94,7 +94,7 @@ def test_what_decided_is_what_the_first_line_of_the_alert_says() -> None:
         msgspec.structs.replace(_event(ARCHIVE, verdict), body=f"digits 1: {said}.\nConfidence: likely.")
         for verdict, said in (("warning", "a few"), ("firing", "5 % of answers changed"), ("ok", "nothing"))
     ]
-    assert Outcome(events=tuple(events), snapshot=Snapshot(), failed=0).decided() == {
+    assert RunOutcome(events=tuple(events), snapshot=Snapshot(), failed=0).decided() == {
         ARCHIVE: "5 % of answers changed."
     }
 
@@ -116,7 +116,7 @@ def test_each_share_of_one_slice_is_named_with_the_pages_that_it_is_of() -> None
         divergence=0.08,
     )
     snapshot = Snapshot(slices=(aggregate, archive))
-    figures = Outcome(events=(event,), snapshot=snapshot, failed=0).figures(served).splitlines()
+    figures = RunOutcome(events=(event,), snapshot=snapshot, failed=0).figures(served).splitlines()
     assert figures[:3] == [
         "  4.77%  when it paged: 1,311 readers since the drift began",
         "  4.70%  lately: the window of the table of verdicts",
@@ -125,6 +125,7 @@ def test_each_share_of_one_slice_is_named_with_the_pages_that_it_is_of() -> None
     other = {"quantdrift.metric": "divergence", "quantdrift.after": 0.086, "quantdrift.flips": 0.0477}
     by_divergence = msgspec.structs.replace(event, attributes={**event.attributes, **other})
     assert (
-        Outcome(events=(by_divergence,), snapshot=snapshot, failed=0).figures(served).splitlines() == figures
+        RunOutcome(events=(by_divergence,), snapshot=snapshot, failed=0).figures(served).splitlines()
+        == figures
     )
-    assert Outcome(events=(), snapshot=snapshot, failed=0).figures(served) == ""
+    assert RunOutcome(events=(), snapshot=snapshot, failed=0).figures(served) == ""

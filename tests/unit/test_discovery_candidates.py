@@ -13,7 +13,7 @@ from quantdrift.drift.discovery.search import FoundSlice
 from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS, decide, new_candidate, origins, with_traffic
 from quantdrift.monitor.discovery.limits import DiscoveryLimits
 from quantdrift.storage.fold_rows import ComparisonRow, to_us
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion
 from tests.support.storage.discovered_traffic import DAY, FAINT, NOW, POLICY, discovery
 
@@ -125,13 +125,15 @@ def test_enough_evidence_confirms_and_stays_confirmed() -> None:
     assert clean.log_evidence == row.log_evidence
     assert max(clean.log_wealth) < max(row.log_wealth)
     (done,), waiting = decide([clean], {}, NOW + DAY, LIMITS)
-    assert done.row.status is Status.CONFIRMED
+    assert done.row.status is DiscoveryStatus.CONFIRMED
     assert done.row.confirmed_at == NOW + DAY
     assert "530 exchanges" in done.reason
     assert waiting == {}
 
 
-def stands(row: DiscoveryRow, at: datetime, retiring: dict[int, str] | None = None) -> tuple[Status, str]:
+def stands(
+    row: DiscoveryRow, at: datetime, retiring: dict[int, str] | None = None
+) -> tuple[DiscoveryStatus, str]:
     """Return what becomes of one discovery, and why."""
     (done,), _ = decide([row], retiring or {}, at, LIMITS)
     return done.row.status, done.reason
@@ -140,13 +142,13 @@ def stands(row: DiscoveryRow, at: datetime, retiring: dict[int, str] | None = No
 def test_candidates_expire_and_what_is_retired_says_why() -> None:
     """At `EXPIRE_DAYS` without confirmation, not an hour before; a slice is retired for the reason given."""
     days = timedelta(days=EXPIRE_DAYS)
-    assert stands(discovery(), NOW + days - HOUR) == (Status.CANDIDATE, "")
-    assert stands(discovery(), NOW + days) == (Status.EXPIRED, "not confirmed within 14 days")
-    assert stands(discovery(log_evidence=9.0), NOW + days)[0] is Status.CONFIRMED
-    watched = discovery(status=Status.CONFIRMED, confirmed_at=NOW, seen_at=NOW + DAY)
-    assert stands(watched, NOW + DAY, {1: ""}) == (Status.CONFIRMED, "")
-    assert stands(watched, NOW + DAY, {1: "quiet"}) == (Status.RETIRED, "quiet")
-    assert stands(discovery(), NOW + DAY, {1: "quiet"}) == (Status.CANDIDATE, "")
+    assert stands(discovery(), NOW + days - HOUR) == (DiscoveryStatus.CANDIDATE, "")
+    assert stands(discovery(), NOW + days) == (DiscoveryStatus.EXPIRED, "not confirmed within 14 days")
+    assert stands(discovery(log_evidence=9.0), NOW + days)[0] is DiscoveryStatus.CONFIRMED
+    watched = discovery(status=DiscoveryStatus.CONFIRMED, confirmed_at=NOW, seen_at=NOW + DAY)
+    assert stands(watched, NOW + DAY, {1: ""}) == (DiscoveryStatus.CONFIRMED, "")
+    assert stands(watched, NOW + DAY, {1: "quiet"}) == (DiscoveryStatus.RETIRED, "quiet")
+    assert stands(discovery(), NOW + DAY, {1: "quiet"}) == (DiscoveryStatus.CANDIDATE, "")
 
 
 def test_the_strongest_get_the_places_and_the_rest_wait_for_so_long() -> None:
@@ -155,7 +157,9 @@ def test_the_strongest_get_the_places_and_the_rest_wait_for_so_long() -> None:
     rows += [discovery(id=9, model="other", log_evidence=8.0)]
     limits, begin = DiscoveryLimits(most_slices=2), NOW + timedelta(days=99)
     done, waiting = decide(rows, {}, begin, limits)
-    assert [one.row.status for one in done] == [Status.CANDIDATE] * 2 + [Status.CONFIRMED] * 3
+    assert [one.row.status for one in done] == [DiscoveryStatus.CANDIDATE] * 2 + [
+        DiscoveryStatus.CONFIRMED
+    ] * 3
     assert [one.row.waits_since for one in done] == [begin, begin, None, None, None]
     assert waiting == {"digits": 2}
     days = timedelta(days=EXPIRE_DAYS)
@@ -163,7 +167,7 @@ def test_the_strongest_get_the_places_and_the_rest_wait_for_so_long() -> None:
     assert [one.row.waits_since for one in later[:2]] == [begin, begin], "it does not begin to wait anew"
     assert waiting == {"digits": 2}
     over, waiting = decide([one.row for one in later], {}, begin + days, limits)
-    assert [one.row.status for one in over[:2]] == [Status.EXPIRED] * 2
+    assert [one.row.status for one in over[:2]] == [DiscoveryStatus.EXPIRED] * 2
     assert {one.reason for one in over[:2]} == {
         "no place among the 2 monitored slices became free within 14 days"
     }
@@ -172,10 +176,14 @@ def test_the_strongest_get_the_places_and_the_rest_wait_for_so_long() -> None:
 
 def test_who_waits_takes_the_place_of_what_is_retired() -> None:
     """In the same round, the strongest of those that wait."""
-    there = discovery(id=1, status=Status.CONFIRMED, confirmed_at=NOW, seen_at=NOW)
+    there = discovery(id=1, status=DiscoveryStatus.CONFIRMED, confirmed_at=NOW, seen_at=NOW)
     wait = [discovery(id=n, predicate=str(n), log_evidence=7.0 + n, waits_since=NOW) for n in (2, 3)]
     done, waiting = decide([there, *wait], {1: "quiet"}, NOW + DAY, DiscoveryLimits(most_slices=1))
-    assert [one.row.status for one in done] == [Status.RETIRED, Status.CANDIDATE, Status.CONFIRMED]
+    assert [one.row.status for one in done] == [
+        DiscoveryStatus.RETIRED,
+        DiscoveryStatus.CANDIDATE,
+        DiscoveryStatus.CONFIRMED,
+    ]
     assert done[2].row.waits_since is None
     assert waiting == {"digits": 1}
 
@@ -220,7 +228,7 @@ def test_what_is_a_slice_already_is_not_tested_again() -> None:
     assert bins.watched
     assert bins.key == declared
     assert not faint.watched
-    for status in (Status.CANDIDATE, Status.CONFIRMED):
+    for status in (DiscoveryStatus.CANDIDATE, DiscoveryStatus.CONFIRMED):
         (same,) = origins("digits", [found(FAINT)], items, [], [discovery(status=status)])
         assert same.watched
 
@@ -229,13 +237,13 @@ def test_what_a_person_retired_is_not_tested_again_and_what_went_quiet_is() -> N
     """A decision holds until it is taken back."""
     for held in (False, True):
         (origin,) = origins(
-            "digits", [found(FAINT)], traffic(), [], [discovery(status=Status.RETIRED, held=held)]
+            "digits", [found(FAINT)], traffic(), [], [discovery(status=DiscoveryStatus.RETIRED, held=held)]
         )
         assert origin.watched is held
 
 
-@pytest.mark.parametrize("status", [Status.EXPIRED, Status.RETIRED])
-def test_what_has_ended_is_tested_again_under_its_own_name(status: Status) -> None:
+@pytest.mark.parametrize("status", [DiscoveryStatus.EXPIRED, DiscoveryStatus.RETIRED])
+def test_what_has_ended_is_tested_again_under_its_own_name(status: DiscoveryStatus) -> None:
     """Its id, its slice and its first finding stay; everything that was tested is forgotten."""
     old = Predicate(key="feature.contrast", high=0.3)
     key = slice_of("digits", [old])

@@ -14,7 +14,7 @@ from quantdrift.storage.fold_rows import (
     BatchRows,
     DetectorRow,
     ExpiryRow,
-    Outcome,
+    FoldResult,
     Position,
     Snapshot,
     TallyRow,
@@ -41,7 +41,7 @@ def test_the_same_batches_give_the_same_bits() -> None:
     assert fold_all(batches(80))[1] == fold_all(batches(80))[1]
 
 
-def in_parts(stream: list[BatchRows], every: int, kept: Kept) -> Outcome:
+def in_parts(stream: list[BatchRows], every: int, kept: Kept) -> FoldResult:
     """Return what comes of folds of `every` batches, each resumed from the rows that the one before left behind."""
     detectors: dict[tuple[int, str, str], DetectorRow] = {}
     verdicts: dict[tuple[int, int], VerdictRow] = {}
@@ -76,10 +76,10 @@ def stored(row: DetectorRow, kept: Kept) -> DetectorRow:
     return msgspec.structs.replace(row, state=dump_state(row.kind, state))
 
 
-def same(one: Outcome, other: Outcome) -> bool:
+def same(one: FoldResult, other: FoldResult) -> bool:
     """Return whether two folds come to the same bits, with the same story."""
 
-    def told(outcome: Outcome) -> object:
+    def told(outcome: FoldResult) -> object:
         return (
             outcome.position,
             sorted(outcome.detectors, key=lambda row: (row.slice_id, row.metric, row.kind)),

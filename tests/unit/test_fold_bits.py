@@ -8,7 +8,7 @@ import pytest
 
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.fold_rows import BatchRows, Outcome, Position, Snapshot, Source
+from quantdrift.storage.fold_rows import BatchRows, FoldResult, Position, Snapshot, Source
 from tests.support.monitor.mixed_stream import CATALOG, CONFIG, mixed
 from tests.support.monitor.plain_fold import PlainFold
 
@@ -24,7 +24,7 @@ def stream(n: int) -> list[BatchRows]:
 
 
 @cache
-def folded(kind: type[Fold], n: int, every: int) -> list[Outcome]:
+def folded(kind: type[Fold], n: int, every: int) -> list[FoldResult]:
     """Return what a fold of `n` batches writes after each `every` of them."""
     fold = kind(CONFIG, Snapshot(position=Position()))
     fold.learn(CATALOG)
@@ -36,7 +36,7 @@ def folded(kind: type[Fold], n: int, every: int) -> list[Outcome]:
     return [*outcomes, fold.take()]
 
 
-def bits(outcome: Outcome) -> bytes:
+def bits(outcome: FoldResult) -> bytes:
     """Return every row of it, floats to the bit; also of those that are no numbers."""
     return msgspec.msgpack.encode(msgspec.to_builtins(outcome, builtin_types=(bytes,)))
 
@@ -53,7 +53,7 @@ def test_a_batch_at_a_time_is_the_same_to_the_bit_as_group_after_group(n: int, e
     """States, verdicts, transitions, roll-ups, baselines, sessions and noise; written out after each batch, or rarely."""
     ours, plain = folded(Fold, n, every), folded(PlainFold, n, every)
     for number, (one, other) in enumerate(zip(ours, plain, strict=True)):
-        for name in Outcome.__struct_fields__:
+        for name in FoldResult.__struct_fields__:
             assert bits(getattr(one, name)) == bits(getattr(other, name)), (name, number)
 
 

@@ -10,7 +10,7 @@ from quantdrift.drift.evidence.header import ALERTING, M
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.facts.words.noise import noise_line
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.fold_rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
+from quantdrift.storage.fold_rows import DetectorRow, FloorRow, FoldResult, Snapshot, VerdictRow
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     CATALOG,
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.unit
 CALM = 0.001
 
 
-def floor_of(outcome: Outcome, metric: str = "flip") -> FloorRow:
+def floor_of(outcome: FoldResult, metric: str = "flip") -> FloorRow:
     """Return what is known of the noise of a metric."""
     return next(row for row in outcome.floors if row.metric == metric)
 
 
-def held_against(outcome: Outcome, slice_id: int = ALL_ID, metric: str = "flip") -> tuple[float, float]:
+def held_against(outcome: FoldResult, slice_id: int = ALL_ID, metric: str = "flip") -> tuple[float, float]:
     """Return what a slice is tested against, and the part of it that is noise."""
     row = next(
         row

@@ -16,7 +16,7 @@ from quantdrift.storage.fold_rows import (
     BatchRows,
     Catalog,
     Episode,
-    Outcome,
+    FoldResult,
     Position,
     Snapshot,
     TallyRow,
@@ -117,7 +117,7 @@ def _verdict(fold: Fold, version: int) -> tuple[Verdict, str]:
     return row.verdict, row.reason.partition(":")[0]
 
 
-def _closed(outcome: Outcome) -> list[tuple[int, int, Verdict, Verdict]]:
+def _closed(outcome: FoldResult) -> list[tuple[int, int, Verdict, Verdict]]:
     return [
         (row.model_version_id, row.slice_id, row.from_verdict, row.to_verdict)
         for row in outcome.transitions
@@ -125,7 +125,7 @@ def _closed(outcome: Outcome) -> list[tuple[int, int, Verdict, Verdict]]:
     ]
 
 
-def _episodes(outcome: Outcome) -> list[tuple[int, Episode, bool]]:
+def _episodes(outcome: FoldResult) -> list[tuple[int, Episode, bool]]:
     return [
         (row.slice_id, row.episode, row.quiet)
         for row in outcome.transitions

@@ -9,7 +9,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.slices import SliceKey
 from quantdrift.facts.plan import Forecast, SliceForecast
-from quantdrift.monitor.planning.forecast import Question, Traffic, forecast
+from quantdrift.monitor.planning.forecast import ForecastQuestion, Traffic, forecast
 from quantdrift.monitor.planning.population import N_REQUESTS, Population
 
 pytestmark = pytest.mark.unit
@@ -38,9 +38,9 @@ WITH_RARE = Traffic(model="digits", requests_per_s=100.0, slices=((_slice("ghost
 
 
 def _forecast(
-    question: Question | None = None, config: Config = CONFIG, traffic: Traffic = TRAFFIC
+    question: ForecastQuestion | None = None, config: Config = CONFIG, traffic: Traffic = TRAFFIC
 ) -> tuple[Forecast, dict[str, SliceForecast]]:
-    found = forecast(config, policy_of(config.sampling, "plan"), traffic, question or Question())
+    found = forecast(config, policy_of(config.sampling, "plan"), traffic, question or ForecastQuestion())
     return found, {one.slice: one for one in found.slices}
 
 
@@ -71,7 +71,7 @@ def test_a_shift_to_flips_all_the_time_is_found_within_a_few_samples() -> None:
     for shift, budget in ((100.0, 0.01), (3.0, 0.4)):
         model = Model(name="digits", budget=Budget(flip=budget))
         config = msgspec.structs.replace(CONFIG, models=(model,))
-        found, by_name = _forecast(Question(shift=shift), config=config)
+        found, by_name = _forecast(ForecastQuestion(shift=shift), config=config)
         assert found.shifted == 1.0
         median = by_name["all"].samples.p50
         assert median is not None
@@ -104,14 +104,14 @@ def test_too_little_traffic_and_too_small_a_shift_are_different_answers() -> Non
     ghost = _forecast(traffic=traffic)[1]["scanner=ghost"]
     assert ghost.needed_rate is not None
     assert ghost.needed_rate > 1
-    tiny = _forecast(Question(shift=1.02), traffic=traffic)[1]["scanner=ghost"]
+    tiny = _forecast(ForecastQuestion(shift=1.02), traffic=traffic)[1]["scanner=ghost"]
     assert tiny.needed_per_s is None
     assert not tiny.observable
 
 
 def test_a_replay_budget_scales_every_rate_and_says_so() -> None:
     """The GPU share is that of what is granted."""
-    found, by_name = _forecast(Question(replays_per_s=2.0, replay_ms=10.0))
+    found, by_name = _forecast(ForecastQuestion(replays_per_s=2.0, replay_ms=10.0))
     assert found.granted == pytest.approx(2.0 / found.replays_per_s)
     assert by_name["all"].samples_per_s == pytest.approx(2.0)
     assert found.gpu_share == pytest.approx(0.02)
@@ -122,7 +122,7 @@ def test_the_sidecars_own_cap_counts() -> None:
     """What is above it is lost."""
     sampling = msgspec.structs.replace(CONFIG.sampling, max_exchanges_per_s=1.0)
     config = msgspec.structs.replace(CONFIG, sampling=sampling)
-    found, by_name = _forecast(Question(pods=2), config)
+    found, by_name = _forecast(ForecastQuestion(pods=2), config)
     assert by_name["all"].samples_per_s == pytest.approx(2.0)
     assert "max_exchanges_per_s" in found.notes[0]
 
@@ -130,8 +130,10 @@ def test_the_sidecars_own_cap_counts() -> None:
 @pytest.mark.slow
 def test_the_allocation_finds_a_rare_slice_at_a_cost_that_it_keeps_to() -> None:
     """With the same replays the slice that the configuration leaves in the dark is observable."""
-    assert not _forecast(Question(replays_per_s=2.0), traffic=WITH_RARE)[1]["scanner=ghost"].observable
-    found, by_name = _forecast(Question(replays_per_s=2.0, allocate=True), traffic=WITH_RARE)
+    assert not _forecast(ForecastQuestion(replays_per_s=2.0), traffic=WITH_RARE)[1][
+        "scanner=ghost"
+    ].observable
+    found, by_name = _forecast(ForecastQuestion(replays_per_s=2.0, allocate=True), traffic=WITH_RARE)
     assert found.replays_per_s <= 2.0
     assert found.granted == 1.0
     assert by_name["scanner=ghost"].observable
@@ -142,7 +144,7 @@ def test_the_allocation_finds_a_rare_slice_at_a_cost_that_it_keeps_to() -> None:
 def test_a_long_quiet_time_and_many_detectors_cost_samples() -> None:
     """The evidence must outweigh what was allowed before; the allowance is shared."""
     usual = _forecast()[1]["all"].samples.p50
-    fresh = _forecast(Question(quiet_days=0.0))[1]["all"].samples.p50
+    fresh = _forecast(ForecastQuestion(quiet_days=0.0))[1]["all"].samples.p50
     crowd = _forecast(traffic=msgspec.structs.replace(TRAFFIC, n_detectors=40_000))[1]["all"].samples.p50
     assert fresh < usual < crowd  # type: ignore[operator]
 

@@ -9,7 +9,7 @@ import pytest
 from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.report.label_rows import TooManyRowsError, rows_of_file, rows_of_text, write_wanted
-from quantdrift.storage.labels import Wanted
+from quantdrift.storage.labels import WantedLabel
 
 pytestmark = pytest.mark.unit
 
@@ -44,7 +44,7 @@ def test_more_rows_than_are_read_at_once_are_refused() -> None:
 
 def test_answers_that_were_drawn_are_no_formulas_in_a_spreadsheet_and_are_read_again(tmp_path: Path) -> None:
     """A request id of a stranger stays text; without labels no row can be used, with one it has the slice it was drawn for."""
-    drawn = Wanted(
+    drawn = WantedLabel(
         captured_at=datetime(2026, 11, 24, tzinfo=UTC),
         exchange_id="00000000-0000-0000-0000-000000000001",
         item=2,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.report.figures import EpisodeFigures, ModelFigures, SliceFigures
+from quantdrift.report.figures import EpisodeFigures, ModelFigures, ReportedSlice
 from quantdrift.show.report.brief import answer
 from tests.support.monitor.report_figures import make_episode, make_figures, make_slice
 
@@ -17,7 +17,7 @@ MEASURES = list(
 )
 
 
-def alerting(share: float, slice_id: int = 2) -> SliceFigures:
+def alerting(share: float, slice_id: int = 2) -> ReportedSlice:
     """Return a slice that alerts, with a share of changed answers, or a divergence."""
     entry = make_slice("scanner=archive", slice_id=slice_id, verdict=Verdict.FIRING, flip=share)
     divergence = entry.figures.divergence
@@ -29,7 +29,7 @@ def alerting(share: float, slice_id: int = 2) -> SliceFigures:
     return msgspec.structs.replace(entry, figures=figures, flip_budget=BUDGET, divergence_budget=BUDGET)
 
 
-def alert_of(entry: SliceFigures, metric: Metric, *, by_budget: bool) -> EpisodeFigures:
+def alert_of(entry: ReportedSlice, metric: Metric, *, by_budget: bool) -> EpisodeFigures:
     """Return its alert."""
     return msgspec.structs.replace(
         make_episode(),
@@ -41,7 +41,7 @@ def alert_of(entry: SliceFigures, metric: Metric, *, by_budget: bool) -> Episode
     )
 
 
-def version_of(*slices: SliceFigures) -> ModelFigures:
+def version_of(*slices: ReportedSlice) -> ModelFigures:
     """Return a version with these slices."""
     return msgspec.structs.replace(make_figures().models[0], slices=slices, aggregate=None)
 

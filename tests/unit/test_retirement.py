@@ -12,9 +12,9 @@ from quantdrift.core.slices import is_declared, slice_of
 from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.discovery.retirement import UNSEEN, reason_to_retire, restored, retired_by_hand
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.fold_rows import BatchRows, Episode, Outcome, Position, SliceChange, Snapshot
-from quantdrift.storage.schema.slice_tables import Status
-from quantdrift.storage.slices.confirmed import SlicePeriod, Sums, VersionSums
+from quantdrift.storage.fold_rows import BatchRows, Episode, FoldResult, Position, SliceChange, Snapshot
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
+from quantdrift.storage.slices.confirmed import ConfirmedSums, SlicePeriod, VersionSums
 from quantdrift.storage.slices.discovery import DiscoveryRow
 from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches
 from tests.support.storage.discovered_traffic import DAY, FAINT, NOW, discovery
@@ -28,21 +28,23 @@ DECLARED = Config(
 )
 PLAIN = Config(models=(Model(name="digits"),))
 MONTH = timedelta(days=LIMITS.retire_days)
-WATCHED = discovery(status=Status.CONFIRMED, slice_id=4, confirmed_at=NOW, seen_at=NOW + MONTH)
+WATCHED = discovery(status=DiscoveryStatus.CONFIRMED, slice_id=4, confirmed_at=NOW, seen_at=NOW + MONTH)
 
 
-def sums(n: int, flips: float, divergence: float = 0.0) -> Sums:
+def sums(n: int, flips: float, divergence: float = 0.0) -> ConfirmedSums:
     """Return those of `n` exchanges of weight 1, with these means."""
-    return Sums(
+    return ConfirmedSums(
         weight=n, weight_sq=n, flip=n * flips, flip_weight=n, divergence=n * divergence, divergence_weight=n
     )
 
 
-def seen(*inside: Sums, rest: float = 0.003, n: int = 200_000) -> SlicePeriod:
+def seen(*inside: ConfirmedSums, rest: float = 0.003, n: int = 200_000) -> SlicePeriod:
     """Return slices of versions that flip at `rest` elsewhere."""
     elsewhere = sums(n, rest)
     return SlicePeriod(
-        versions=tuple(VersionSums(inside=one, everything=Sums.together((one, elsewhere))) for one in inside)
+        versions=tuple(
+            VersionSums(inside=one, everything=ConfirmedSums.together((one, elsewhere))) for one in inside
+        )
     )
 
 
@@ -92,7 +94,7 @@ def test_what_everything_suffers_from_is_no_reason_to_keep_a_slice() -> None:
 
 def test_weights_count_and_few_effective_exchanges_do_not_suffice() -> None:
     """Twenty thousand of traffic that thirty exchanges stand for tell as much as thirty."""
-    few = Sums(weight=20_000, weight_sq=20_000**2 / 30, flip_weight=20_000, flip=60)
+    few = ConfirmedSums(weight=20_000, weight_sq=20_000**2 / 30, flip_weight=20_000, flip=60)
     assert why(seen(few)) == ""
 
 
@@ -132,21 +134,21 @@ def test_the_configuration_knows_its_own_slices(where: tuple[Predicate, ...], *,
 def test_a_person_retires_and_takes_it_back() -> None:
     """It is held until then; it comes back as what it was, if there is a place."""
     done = retired_by_hand(WATCHED, PLAIN, "a load test")
-    assert (done.row.status, done.row.held, done.reason) == (Status.RETIRED, True, "a load test")
+    assert (done.row.status, done.row.held, done.reason) == (DiscoveryStatus.RETIRED, True, "a load test")
     with pytest.raises(OperatorError, match="already"):
         retired_by_hand(done.row, PLAIN, "")
     with pytest.raises(OperatorError, match="take it out of the configuration"):
         retired_by_hand(WATCHED, DECLARED, "")
     back = restored(done.row, [done.row], NOW + DAY, "").row
-    assert (back.status, back.held, back.slice_id) == (Status.CONFIRMED, False, 4)
+    assert (back.status, back.held, back.slice_id) == (DiscoveryStatus.CONFIRMED, False, 4)
     assert back.confirmed_at == NOW + DAY, "the month begins anew"
-    full = [discovery(id=n, status=Status.CONFIRMED) for n in range(20)]
+    full = [discovery(id=n, status=DiscoveryStatus.CONFIRMED) for n in range(20)]
     with pytest.raises(OperatorError, match="20 discovered slices"):
         restored(done.row, full, NOW + DAY, "")
     with pytest.raises(OperatorError, match="is confirmed"):
         restored(WATCHED, [], NOW + DAY, "")
     dropped = retired_by_hand(discovery(), PLAIN, "").row
-    assert restored(dropped, full, NOW + DAY, "").row.status is Status.EXPIRED
+    assert restored(dropped, full, NOW + DAY, "").row.status is DiscoveryStatus.EXPIRED
 
 
 RETIRE = SliceChange(slice_id=FAINT_ID, watched=False, made_by="anna", reason="a load test")
@@ -155,7 +157,7 @@ RESTORE = msgspec.structs.replace(RETIRE, watched=True)
 
 def folded(
     stream: list[BatchRows], snapshot: Snapshot | None = None, config: Config = CONFIG
-) -> tuple[Fold, Outcome]:
+) -> tuple[Fold, FoldResult]:
     """Fold everything in one go."""
     fold = Fold(config, snapshot or Snapshot(position=Position()))
     fold.learn(CATALOG)

@@ -12,8 +12,8 @@ from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.storage.fold_rows import (
     BatchRows,
     ComparisonRow,
+    FoldResult,
     ItemCount,
-    Outcome,
     Position,
     SessionRow,
     Snapshot,
@@ -179,7 +179,7 @@ def test_people_are_missing_only_where_requests_say_who_sends_them() -> None:
         for n in range(60)
     ]
 
-    def reasons(stream_: list[BatchRows], snapshot: Snapshot) -> tuple[dict[int, str], Outcome]:
+    def reasons(stream_: list[BatchRows], snapshot: Snapshot) -> tuple[dict[int, str], FoldResult]:
         fold = Fold(config, snapshot)
         fold.learn(CATALOG)
         for batch in stream_:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from quantdrift.cli.look.signals import signal_lines
-from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.drift.evidence.interval import WeightedEstimate
 from quantdrift.monitor.baselines.signal_view import SignalView
 
 pytestmark = pytest.mark.unit
@@ -23,7 +23,7 @@ def test_no_figure_of_a_signal_has_an_exponent(size: float) -> None:
         budget=size,
         noise=size,
         evidence=size,
-        recent=Estimate(mean=size, low=size / 2, high=2 * size, n=400),
+        recent=WeightedEstimate(mean=size, low=size / 2, high=2 * size, n=400),
         tail=(),
     )
     said = "\n".join(signal_lines([view], verdict="ok", unit="nat"))

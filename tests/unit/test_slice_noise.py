@@ -6,7 +6,7 @@ import pytest
 from quantdrift.core.records import Metric, Side, Verdict
 from quantdrift.facts.words.noise import noise_line
 from quantdrift.monitor.fold import noise
-from quantdrift.storage.fold_rows import FloorRow, Outcome, SliceChange
+from quantdrift.storage.fold_rows import FloorRow, FoldResult, SliceChange
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     CLEAR_ID,
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.unit
 CALM = 0.001
 
 
-def floor_of(outcome: Outcome, slice_id: int) -> FloorRow:
+def floor_of(outcome: FoldResult, slice_id: int) -> FloorRow:
     """Return what is known of the noise of flips in a slice; 0: of the version."""
     return next(row for row in outcome.floors if (row.slice_id, row.metric) == (slice_id, "flip"))
 
 
-def allowance_of(outcome: Outcome, slice_id: int) -> float:
+def allowance_of(outcome: FoldResult, slice_id: int) -> float:
     """Return what the budget of flips of a slice contains for noise."""
     return next(
         row.noise

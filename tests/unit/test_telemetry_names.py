@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 from quantdrift.core import telemetry
-from quantdrift.core.telemetry import Instrument, Kind, Telemetry
+from quantdrift.core.telemetry import Instrument, InstrumentKind, Telemetry
 
 pytestmark = pytest.mark.unit
 
@@ -22,9 +22,9 @@ def test_every_metric_named_in_the_docs_is_exposed_under_that_name() -> None:
         for one in vars(telemetry).values():
             if not isinstance(one, Instrument):
                 continue
-            if one.kind is Kind.COUNTER:
+            if one.kind is InstrumentKind.COUNTER:
                 meter.counter(one).add(1)
-            elif one.kind is Kind.HISTOGRAM:
+            elif one.kind is InstrumentKind.HISTOGRAM:
                 meter.histogram(one).record(1.0)
             else:
                 meter.observe(one, lambda: [(1.0, {})])

@@ -14,7 +14,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import columns, plain
 
 if TYPE_CHECKING:
-    from quantdrift.storage.audit import Entry
+    from quantdrift.storage.audit import AuditEntry
 
 _MOST_CHARACTERS = 100
 
@@ -49,7 +49,7 @@ def list_(
 
     _, secrets = prepare(config_path, Role.REPORT, data)
 
-    async def ask() -> "list[Entry]":
+    async def ask() -> "list[AuditEntry]":
         async with Database(secrets.dsn) as database, database.begin() as connection:
             return await entries(
                 connection, since=since.replace(tzinfo=UTC) if since else None, by=by, action=action
@@ -112,7 +112,7 @@ def verify(config_path: Path, data: Path | None, from_head: str, as_json: bool) 
         )
 
 
-def _row(entry: "Entry") -> tuple[str, ...]:
+def _row(entry: "AuditEntry") -> tuple[str, ...]:
     return (
         str(entry.seq),
         f"{entry.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}",

@@ -156,13 +156,13 @@ def _with_nats_address(config: Config) -> tuple[Config, list[str]]:
 
 def _postgres(config: Config) -> list[Connection]:
     """Return the connection to Postgres, if its address is known here; a wrong address raises `OperatorError`."""
-    from quantdrift.storage.address import Address
+    from quantdrift.storage.address import PostgresAddress
 
     try:
         secrets = load_secrets(config, Role.MIGRATE)
     except OperatorError:  # only the shadow and the monitor have the address
         return []
-    address = Address.of(secrets.dsn)
+    address = PostgresAddress.of(secrets.dsn)
     return [Connection(to=f"Postgres {address.where}", protection=address.protection)]
 
 

@@ -29,7 +29,7 @@ from quantdrift.core.text import columns, plain
 if TYPE_CHECKING:
     from quantdrift.core.config.schema import Config
     from quantdrift.core.stream.connection import Queue
-    from quantdrift.storage.privacy import Place, Search, Wanted
+    from quantdrift.storage.privacy import Search, StoredPlace, WantedData
 
 _SETTLE_S: Final = 60.0
 """Longest wait for the workers to store what they have in hand, and for the monitor to end the slices of a value."""
@@ -131,13 +131,13 @@ def erase(
 class _Task(NamedTuple):
     config: Config
     dsn: str
-    wanted: Wanted
+    wanted: WantedData
 
 
 class _Found(NamedTuple):
     """Places, files of reports, and places that were not finished."""
 
-    places: list[Place]
+    places: list[StoredPlace]
     files: list[str]
     left: Sequence[str] = ()
 
@@ -149,7 +149,7 @@ def _prepared(config_path: Path, data: Path | None, key: str, value: str) -> _Ta
     return _Task(at_data(config, data, NatsRole.ADMIN), secrets.dsn, wanted_of(config, key, value))
 
 
-def wanted_of(config: Config, key: str, value: str) -> Wanted:
+def wanted_of(config: Config, key: str, value: str) -> WantedData:
     """Return what is searched: each form in which the value may be stored.
 
     Raises
@@ -159,13 +159,13 @@ def wanted_of(config: Config, key: str, value: str) -> Wanted:
     """
     from quantdrift.core.config.strata import MAX_VALUE_BYTES
     from quantdrift.sidecar.capture.attributes import cut, every_hash
-    from quantdrift.storage.privacy import ANY, EXCHANGE, TRACE, Wanted
+    from quantdrift.storage.privacy import ANY, EXCHANGE, TRACE, WantedData
 
     if key in {EXCHANGE, TRACE}:
         id_text = value.strip().lower().replace("-", "") if key == EXCHANGE else _trace_id(value)
         if not _HEX_ID.fullmatch(id_text):
             raise OperatorError(f"this is no id of an {key}: give 32 hexadecimal digits")
-        return Wanted(key=key, values=(id_text,))
+        return WantedData(key=key, values=(id_text,))
     if key != ANY and not _ATTRIBUTE.fullmatch(key):
         raise OperatorError(
             f"`{key}` is unknown: give exchange, trace, any, or a recorded attribute such as header.x-user,"
@@ -187,7 +187,7 @@ def wanted_of(config: Config, key: str, value: str) -> Wanted:
         secret, ring = b"", read_keys(secret, "capture.hmac_key_file", config.capture.hmac_key_file)
     hashes = every_hash(value, secret, ring)
     of_groups = hashes or every_hash(value, os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode())
-    return Wanted(
+    return WantedData(
         key=key,
         values=(shown, *hashes) if is_hashed else (shown,),
         groups=of_groups if is_group else (),
@@ -233,7 +233,7 @@ def _trace_id(value: str) -> str:
     return parts[1] if len(parts) == 4 else parts[0]
 
 
-def _check_not_declared(config: Config, wanted: Wanted) -> None:
+def _check_not_declared(config: Config, wanted: WantedData) -> None:
     words = {*Metric, *Verdict, *Side, *(model.name for model in config.models)}
     if wanted.is_value and words & set(wanted.values):
         raise OperatorError(
@@ -269,7 +269,7 @@ async def _find(task: _Task, step: Callable[[str], None]) -> _Found:
 
 
 async def _erase(
-    task: _Task, found: list[Place], reason: str, step: Callable[[str], None], clock: Clock
+    task: _Task, found: list[StoredPlace], reason: str, step: Callable[[str], None], clock: Clock
 ) -> _Found:
     """Erase twice: what workers had in hand, and what the monitor wrote about a slice that ended, comes in between."""
     from quantdrift.core.stream.config import LONGEST_S
@@ -328,23 +328,25 @@ async def _erase(
     return _Found(erased, sorted(search.files), left)
 
 
-async def _pass(queue: Queue, search: Search, step: Callable[[str], None], *, erase: bool) -> list[Place]:
+async def _pass(
+    queue: Queue, search: Search, step: Callable[[str], None], *, erase: bool
+) -> list[StoredPlace]:
     """Search the streams and then the tables: what is deleted from the stream no worker can store later."""
     from quantdrift.core.stream.search import search_stream
-    from quantdrift.storage.privacy import Place
+    from quantdrift.storage.privacy import StoredPlace
 
     step("searching the stream")
     waiting = await search_stream(queue, search.is_one, delete=erase, progress=step)
     step("searching the exemplars")
     kept = await search_stream(queue, search.is_exemplar, delete=erase, progress=step, kind="exemplar")
     streams = [
-        Place(place=store, n=matches.n, first_at=matches.first_at, last_at=matches.last_at)
+        StoredPlace(place=store, n=matches.n, first_at=matches.first_at, last_at=matches.last_at)
         for store, matches in (("stream", waiting), ("exemplars", kept))
     ]
     return [*(store for store in streams if store.n), *await search.run(erase=erase)]
 
 
-def _sum(first: list[Place], second: list[Place]) -> list[Place]:
+def _sum(first: list[StoredPlace], second: list[StoredPlace]) -> list[StoredPlace]:
     from quantdrift.storage.privacy import added
 
     places = {store.place: store for store in first}
@@ -377,7 +379,7 @@ def _show(found: _Found, key: str, *, as_json: bool, done: bool = False) -> None
         click.echo(f"  - {unsearched}")
 
 
-def _table(places: list[Place]) -> str:
+def _table(places: list[StoredPlace]) -> str:
     rows = ((store.place, str(store.n), _time(store.first_at), _time(store.last_at)) for store in places)
     return columns(("place", "rows", "oldest (UTC)", "newest (UTC)"), rows)
 

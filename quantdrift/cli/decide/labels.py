@@ -21,7 +21,7 @@ from quantdrift.storage.versions import candidate_versions
 if TYPE_CHECKING:
     from quantdrift.facts.figures import Figure
     from quantdrift.report.labels import LabelledSlice
-    from quantdrift.storage.labels import Loaded, Wanted
+    from quantdrift.storage.labels import Loaded, WantedLabel
 
 _DAYS: Final = 7
 _MODEL = click.option("--model", default="", help="The model.  [default: the only one of the configuration]")
@@ -166,7 +166,7 @@ def wanted(
     of = _model(config, model)
     end = datetime.now(UTC)
 
-    async def run() -> "tuple[str, int, list[Wanted]]":
+    async def run() -> "tuple[str, int, list[WantedLabel]]":
         async with (
             Database(secrets.dsn, statement_timeout_s=600.0) as database,
             reading(database) as connection,
@@ -222,7 +222,7 @@ def wanted(
         )
 
 
-def _wanted_table(of: Model, drawn: "Sequence[Wanted]") -> str:
+def _wanted_table(of: Model, drawn: "Sequence[WantedLabel]") -> str:
     from quantdrift.report.label_rows import class_name
 
     rows = [

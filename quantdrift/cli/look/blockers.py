@@ -18,7 +18,7 @@ from quantdrift.core.tasks import Task
 
 if TYPE_CHECKING:
     from quantdrift.core.stream.backlog import Waiting
-    from quantdrift.storage.account.flow import Flow, ModelFlow, Step
+    from quantdrift.storage.account.flow import Flow, FlowStep, ModelFlow
 
 IDLE: Final = timedelta(seconds=60)
 """Longest time in which a part that has work may do nothing."""
@@ -478,7 +478,7 @@ def _lossy(model: "ModelFlow", facts: Facts) -> Iterator[str]:
     )
 
 
-def nameless(model: "ModelFlow", flow: "Flow | None") -> "dict[str, Step]":
+def nameless(model: "ModelFlow", flow: "Flow | None") -> "dict[str, FlowStep]":
     """Return what was lost without a model and may be of this one, by reason."""
     steps = dict(model.nameless)
     of_anyone = flow.models.get("") if flow is not None else None

@@ -14,7 +14,7 @@ from quantdrift.core.text import columns
 from quantdrift.facts.status import said
 
 if TYPE_CHECKING:
-    from quantdrift.report.figures import ModelFigures, ReportFigures, SliceFigures
+    from quantdrift.report.figures import ModelFigures, ReportedSlice, ReportFigures
 
 _MOST_ROWS = 6
 
@@ -132,7 +132,7 @@ def _table(model: "ModelFigures") -> str:
     return f"{title}\n{columns(head, [_row(entry) for entry in rows_shown])}{left_out}\n"
 
 
-def _row(entry: "SliceFigures") -> tuple[str, ...]:
+def _row(entry: "ReportedSlice") -> tuple[str, ...]:
     from quantdrift.core.notation import number, percent
 
     tail = [*entry.tail[1:], entry.shortfall]

@@ -11,7 +11,7 @@ from quantdrift.core.text import columns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quantdrift.drift.evidence.interval import Estimate
+    from quantdrift.drift.evidence.interval import WeightedEstimate
     from quantdrift.monitor.baselines.signal_view import Quantile, SelfNoise, SignalView
 
 _NOISE_HEAD = ("noise", "mean", "exchanges", "added to the budget")
@@ -97,7 +97,7 @@ def _quantile(metric: str, unit: str, figure: Quantile) -> str:
     return _measured(metric, unit, figure.value, figure.low, figure.high)
 
 
-def _recent(metric: str, unit: str, recent: Estimate) -> str:
+def _recent(metric: str, unit: str, recent: WeightedEstimate) -> str:
     """Return mean and interval; where the interval would hold every value, how much is missing for one."""
     if not recent.missing:
         return _measured(metric, unit, recent.mean, recent.low, recent.high)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quantdrift.monitor.baselines.signal_view import SelfNoise, SignalView
     from quantdrift.monitor.discovery.round import Round, VersionSearch
     from quantdrift.storage.figures.figures import SliceFigures
-    from quantdrift.storage.fold.discovery_log import Change
+    from quantdrift.storage.fold.discovery_log import StatusChange
     from quantdrift.storage.slices.slice_list import ListedSlice
 
 _MODEL = click.option("--model", default="", help="Only this model.  [default: all]")
@@ -225,7 +225,7 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
 async def _more(
     config: Config, secrets: Secrets, listed: ListedSlice
-) -> tuple[list[SignalView], list[Change], list[SelfNoise], str, str, SliceFigures | None]:
+) -> tuple[list[SignalView], list[StatusChange], list[SelfNoise], str, str, SliceFigures | None]:
     """Return the signals of a slice, its history, its noise, its alert's text, its address on the live page, and its last day."""
     from quantdrift.core.clock import SystemClock
     from quantdrift.core.links import slice_page
@@ -270,7 +270,7 @@ async def _more(
         return signal_views(rows), history, noise, text, link, figures
 
 
-def _history_lines(history: list[Change]) -> list[str]:
+def _history_lines(history: list[StatusChange]) -> list[str]:
     return [
         f"  {change.made_at:%Y-%m-%d %H:%M} UTC  {change.status} by {change.made_by}: {change.reason}"
         for change in history

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from quantdrift.facts.figures import Figure
     from quantdrift.facts.status import Serving
     from quantdrift.storage.account.account import Account
-    from quantdrift.storage.account.flow import Flow, Latency, ModelFlow, Step
+    from quantdrift.storage.account.flow import Flow, FlowStep, ModelFlow, TrafficLatency
 
 _PORT_S: Final = 2.0
 _DATABASE_S: Final = 40.0
@@ -173,7 +173,7 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
     try:
         from quantdrift.core.stream.errors import in_words
         from quantdrift.storage.account.flow import flow
-        from quantdrift.storage.address import Address
+        from quantdrift.storage.address import PostgresAddress
         from quantdrift.storage.cost import replay_costs, replay_times
         from quantdrift.storage.database import Database
         from quantdrift.storage.snapshot import in_time
@@ -182,7 +182,7 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
     where = ""
     try:
         secrets = secrets_at(config, Role.REPORT, data)
-        where = f" at {Address.of(secrets.dsn).where}"
+        where = f" at {PostgresAddress.of(secrets.dsn).where}"
         async with (
             asyncio.timeout(_DATABASE_S),
             Database(secrets.dsn) as database,
@@ -458,7 +458,7 @@ def _what_of(reason: str) -> str:
     return "no answer" if reason in UNANSWERED else "lost"
 
 
-def _took(latency: "Latency", accepted: Budget) -> str:
+def _took(latency: "TrafficLatency", accepted: Budget) -> str:
     """Return how long the candidate takes, and its budget or what was learned of it, where there is one."""
     against = [f"budget {number(accepted.latency_p99_s)} s"] if accepted.latency_p99_s else []
     if accepted.latency_growth:
@@ -478,6 +478,6 @@ def _read(waiting: "Waiting", facts: Facts) -> str:
     return "not read" if waiting.read_at is None else f"read {ago(facts.now - waiting.read_at)} ago"
 
 
-def _row(name: str, step: "Step", facts: Facts) -> tuple[str, ...]:
+def _row(name: str, step: "FlowStep", facts: Facts) -> tuple[str, ...]:
     last = "" if step.last is None else f"{ago(facts.now - step.last)} ago"
     return f"  {name}", f"{step.recent:>{_WIDTH},}", f"{step.total:>{_WIDTH},}", last

@@ -192,7 +192,7 @@ class BudgetDetector:
         """Advance the recent window, in place."""
         window.rotate(state, WINDOWS)
 
-    def recent(self, state: FloatArray) -> interval.Estimate | None:
+    def recent(self, state: FloatArray) -> interval.WeightedEstimate | None:
         """Return mean and interval over the recent window, in the metric's own unit."""
         return window.recent(state[WINDOWS], float(state[SCALE]))
 
@@ -200,7 +200,7 @@ class BudgetDetector:
         """Return mean, low, high and n of `recent` of some rows of `states`, (N, 4), to the bit; n is 0 for None."""
         return window.recents(states[:, WINDOWS][rows], states[:, SCALE][rows])
 
-    def since_change(self, state: FloatArray) -> interval.Estimate | None:
+    def since_change(self, state: FloatArray) -> interval.WeightedEstimate | None:
         """Return the same since the last change of verdict; while firing its `low` is the severity."""
         return window.since_change(state[WINDOWS], float(state[SCALE]))
 

@@ -276,11 +276,11 @@ class GrowthDetector:
         """Return the onset and the shares before and after it, of a running copy: call it before `alarmed` resets it."""
         return self._budget.moved(state)
 
-    def recent(self, state: FloatArray) -> interval.Estimate | None:
+    def recent(self, state: FloatArray) -> interval.WeightedEstimate | None:
         """Return the share and its interval over the recent window."""
         return self._budget.recent(state)
 
-    def since_change(self, state: FloatArray) -> interval.Estimate | None:
+    def since_change(self, state: FloatArray) -> interval.WeightedEstimate | None:
         """Return the same since the last change of verdict."""
         return self._budget.since_change(state)
 

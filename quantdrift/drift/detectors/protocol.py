@@ -15,7 +15,7 @@ from quantdrift.drift.detectors.growth import GrowthDetector
 from quantdrift.drift.detectors.tail.detector import TailDetector
 from quantdrift.drift.evidence import group
 from quantdrift.drift.evidence.header import Onset
-from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.drift.evidence.interval import WeightedEstimate
 from quantdrift.drift.evidence.numba_cache import mark_complete
 from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 from quantdrift.drift.evidence.run import BlockRun, SequenceRun
@@ -56,11 +56,11 @@ class Detector(Protocol):
         """Return the onset and the figures that moved, of a running copy: call it before `alarmed` resets it."""
         ...
 
-    def recent(self, state: FloatArray) -> Estimate | None:
+    def recent(self, state: FloatArray) -> WeightedEstimate | None:
         """Return mean and interval over the recent window, in the metric's own unit."""
         ...
 
-    def since_change(self, state: FloatArray) -> Estimate | None:
+    def since_change(self, state: FloatArray) -> WeightedEstimate | None:
         """Return the same since the last change of verdict; while firing its `low` is the severity."""
         ...
 

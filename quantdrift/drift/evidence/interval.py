@@ -55,7 +55,7 @@ _LEAST = 1e-9  # a lower end below it is 0
 _STEPS = 24  # bisection: far below what is shown
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+class WeightedEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """A weighted mean with its interval.
 
     Parameters
@@ -77,7 +77,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     missing: int = 0
 
-    def scaled(self, scale: float) -> "Estimate":
+    def scaled(self, scale: float) -> "WeightedEstimate":
         """Return the same in the metric's own unit: everything times `scale`."""
         return msgspec.structs.replace(
             self, mean=self.mean * scale, low=self.low * scale, high=self.high * scale
@@ -154,21 +154,21 @@ def _add_groups(sums: FloatArray, vx: FloatArray, v: FloatArray, seen: BoolArray
             advance(sums, v[group], vx[group])
 
 
-def estimate_of_groups(vx: FloatArray, v: FloatArray, seen: BoolArray) -> Estimate | None:
+def estimate_of_groups(vx: FloatArray, v: FloatArray, seen: BoolArray) -> WeightedEstimate | None:
     """Return the mean and interval of one series of groups, all (groups,), or None where nothing was observed."""
     sums = np.zeros(SUMS)
     _add_groups(sums, vx, v, seen)
     return estimate(sums)
 
 
-def estimate(sums: FloatArray, scale: float = 1.0) -> Estimate | None:
+def estimate(sums: FloatArray, scale: float = 1.0) -> WeightedEstimate | None:
     """Return the mean and interval of one window, (SUMS,) or (PLAIN,), times `scale`, or None where nothing was observed."""
     n = sums.item(_N)
     if n == 0.0:
         return None
     mean, low, high = _bounds(sums)
     missing = _missing(sums.item(_W) - sums.item(_X), n) if high == 1.0 and low < _TELLS_LITTLE else 0
-    return Estimate(mean=mean * scale, low=low * scale, high=high * scale, n=int(n), missing=missing)
+    return WeightedEstimate(mean=mean * scale, low=low * scale, high=high * scale, n=int(n), missing=missing)
 
 
 def _missing(weight: float, n: float) -> int:

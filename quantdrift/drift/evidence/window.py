@@ -47,12 +47,12 @@ def verdict_changed(part: FloatArray) -> None:
     part.reshape(N_WINDOWS, -1)[SINCE] = 0.0
 
 
-def recent(part: FloatArray, scale: float) -> interval.Estimate | None:
+def recent(part: FloatArray, scale: float) -> interval.WeightedEstimate | None:
     """Return mean and interval over the recent window, times `scale`."""
     return interval.estimate(part.reshape(N_WINDOWS, -1)[OLDER], scale)
 
 
-def since_change(part: FloatArray, scale: float) -> interval.Estimate | None:
+def since_change(part: FloatArray, scale: float) -> interval.WeightedEstimate | None:
     """Return mean and interval since the last change of verdict, times `scale`."""
     return interval.estimate(part.reshape(N_WINDOWS, -1)[SINCE], scale)
 

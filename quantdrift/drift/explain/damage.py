@@ -19,7 +19,7 @@ import numpy as np
 
 from quantdrift.drift.evidence.margin import EDGES, N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
-from quantdrift.drift.explain.mix import LEAST, Cause, MixSplit, MovePart, Sample, split, summed
+from quantdrift.drift.explain.mix import LEAST, MixSplit, MoveCause, MovePart, Sample, split, summed
 from quantdrift.facts.explanation import DamageCause
 
 _MANY = 0.05  # share of the later window at margins that are rare in the earlier one
@@ -28,7 +28,7 @@ _NEAR = 2  # bins: a factor of 2.5 in the margin
 LOW_MARGIN = 0.1  # inputs below it are near the decision boundary; it is an edge of the margin bins
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class DamageWindow(msgspec.Struct, frozen=True, kw_only=True):
     """The items of a slice in one window, every array (n,).
 
     Parameters
@@ -48,12 +48,12 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _CAUSES = {
-    Cause.WITHIN: DamageCause.DAMAGE,
-    Cause.MIX: DamageCause.INPUT_SHIFT,
-    Cause.UNSEEN: DamageCause.UNSEEN,
-    Cause.BOTH: DamageCause.BOTH,
-    Cause.UNDECIDED: DamageCause.UNDECIDED,
-    Cause.TOO_FEW: DamageCause.TOO_FEW,
+    MoveCause.WITHIN: DamageCause.DAMAGE,
+    MoveCause.MIX: DamageCause.INPUT_SHIFT,
+    MoveCause.UNSEEN: DamageCause.UNSEEN,
+    MoveCause.BOTH: DamageCause.BOTH,
+    MoveCause.UNDECIDED: DamageCause.UNDECIDED,
+    MoveCause.TOO_FEW: DamageCause.TOO_FEW,
 }
 
 
@@ -93,7 +93,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
         return self.split.unseen
 
 
-def damage(before: Window, after: Window) -> Damage | None:
+def damage(before: DamageWindow, after: DamageWindow) -> Damage | None:
     """Return the split of a slice's move by margin, or None where a window has no item with margin and divergence."""
     windows = [_known(window) for window in (before, after)]
     bins = [np.searchsorted(np.array(EDGES), window.margin, side="right") for window in windows]
@@ -146,9 +146,9 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
     return stratum_of
 
 
-def _known(window: Window) -> Window:
+def _known(window: DamageWindow) -> DamageWindow:
     complete = np.isfinite(window.x) & np.isfinite(window.margin)
-    return Window(
+    return DamageWindow(
         x=window.x[complete],
         margin=window.margin[complete],
         weight=window.weight[complete],

@@ -39,7 +39,7 @@ LEAST = 20  # items of a cell in the earlier window: below it the cell has no me
 _DOMINANT = 0.8
 
 
-class Cause(StrEnum):
+class MoveCause(StrEnum):
     """The cause of a move: its dominant part."""
 
     WITHIN = "within"
@@ -114,16 +114,16 @@ class MixSplit(msgspec.Struct, frozen=True, kw_only=True):
     n_after: int
 
     @property
-    def cause(self) -> Cause:
+    def cause(self) -> MoveCause:
         """The cause of a rise: the largest part, if it is above zero beyond chance and four fifths of all such parts."""
         if self.n_before < FEWEST_BEFORE or self.n_after < FEWEST_AFTER:
-            return Cause.TOO_FEW
-        parts = {Cause.WITHIN: self.within, Cause.MIX: self.mix, Cause.UNSEEN: self.unseen}
+            return MoveCause.TOO_FEW
+        parts = {MoveCause.WITHIN: self.within, MoveCause.MIX: self.mix, MoveCause.UNSEEN: self.unseen}
         risen = [part.value for part in parts.values() if part.risen]
         cause, largest = max(parts.items(), key=lambda part: part[1].value)
         if not largest.risen:
-            return Cause.UNDECIDED
-        return cause if largest.value >= _DOMINANT * sum(risen) else Cause.BOTH
+            return MoveCause.UNDECIDED
+        return cause if largest.value >= _DOMINANT * sum(risen) else MoveCause.BOTH
 
 
 def split(before: Sample, after: Sample, n_cells: int) -> MixSplit | None:

@@ -17,7 +17,7 @@ from quantdrift.drift.evidence.state import load_state
 from quantdrift.monitor.baselines.learn import Learned, Learning
 from quantdrift.storage.audit import Action, who
 from quantdrift.storage.baselines import (
-    Decision,
+    BaselineDecision,
     VersionFact,
     count_waiting,
     decide,
@@ -154,7 +154,7 @@ async def accept(
         await decide(
             connection,
             [
-                Decision(
+                BaselineDecision(
                     model_version_id=version.id,
                     slice_id=baseline.slice_id,
                     metric=baseline.signal.metric,
@@ -357,8 +357,8 @@ async def import_(
 
 def _about(
     version_id: int, slice_id: int, metric: str, kind: str, *, source: Source, made_by: str, reason: str
-) -> Decision:
-    return Decision(
+) -> BaselineDecision:
+    return BaselineDecision(
         model_version_id=version_id,
         slice_id=slice_id,
         metric=metric,

@@ -7,7 +7,7 @@ import msgspec
 from quantdrift.core.records import Side
 from quantdrift.drift.detectors.protocol import DETECTORS, GROWTH, LEARNERS, TAIL
 from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M
-from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.drift.evidence.interval import WeightedEstimate
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.storage.fold_rows import DetectorRow, FloorRow
@@ -68,7 +68,7 @@ class SignalView(msgspec.Struct, frozen=True, kw_only=True):
     budget: float | None
     noise: float
     evidence: float
-    recent: Estimate | None
+    recent: WeightedEstimate | None
     tail: tuple[Quantile, ...]
     limit_s: float | None = None
 

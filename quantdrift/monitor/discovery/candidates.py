@@ -23,7 +23,7 @@ from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.fold.groups import Columns, Observation, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow, to_us
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion, StoredRow
 
 EXPIRE_DAYS: Final = 14
@@ -139,12 +139,12 @@ def decide(
     decided = [_over(row, retiring, now) for row in rows]
     n_slices: dict[str, int] = {}
     for row in (stored.row for stored in decided):
-        n_slices[row.model] = n_slices.get(row.model, 0) + (row.status is Status.CONFIRMED)
+        n_slices[row.model] = n_slices.get(row.model, 0) + (row.status is DiscoveryStatus.CONFIRMED)
     waiting: dict[str, int] = {}
     order = sorted(range(len(decided)), key=lambda index: (-rows[index].evidence_ratio, rows[index].id))
     for index in order:
         row = decided[index].row
-        if row.status is not Status.CANDIDATE or row.log_evidence < row.log_threshold:
+        if row.status is not DiscoveryStatus.CANDIDATE or row.log_evidence < row.log_threshold:
             continue
         if n_slices[row.model] < limits.most_slices:
             n_slices[row.model] += 1
@@ -223,7 +223,7 @@ def new_candidate(
         predicate=origin.key.predicate,
         name=origin.key.name,
         where=origin.key.where,
-        status=Status.CANDIDATE,
+        status=DiscoveryStatus.CANDIDATE,
         slice_id=stored.slice_id if stored else None,
         model_version_id=version.id,
         metric=slice_.metric,
@@ -261,9 +261,9 @@ def _after(row: DiscoveryRow, values: np.ndarray, until: datetime) -> DiscoveryR
 
 def _over(row: DiscoveryRow, retiring: Mapping[int, str], now: datetime) -> StoredRow:
     """Return a confirmed slice as retired, or a candidate as expired, where that is due; else the row unchanged."""
-    if row.status is Status.CONFIRMED and (reason := retiring.get(row.id)):
-        return StoredRow(row=msgspec.structs.replace(row, status=Status.RETIRED), reason=reason)
-    unproven = row.status is Status.CANDIDATE and row.log_evidence < row.log_threshold
+    if row.status is DiscoveryStatus.CONFIRMED and (reason := retiring.get(row.id)):
+        return StoredRow(row=msgspec.structs.replace(row, status=DiscoveryStatus.RETIRED), reason=reason)
+    unproven = row.status is DiscoveryStatus.CANDIDATE and row.log_evidence < row.log_threshold
     if unproven and now - row.frozen_at >= timedelta(days=EXPIRE_DAYS):
         return _ended(row, now, f"not confirmed within {EXPIRE_DAYS} days")
     return StoredRow(row=row)
@@ -271,7 +271,7 @@ def _over(row: DiscoveryRow, retiring: Mapping[int, str], now: datetime) -> Stor
 
 def _ended(row: DiscoveryRow, now: datetime, reason: str) -> StoredRow:
     return StoredRow(
-        row=msgspec.structs.replace(row, status=Status.EXPIRED, expired_at=now, waits_since=None),
+        row=msgspec.structs.replace(row, status=DiscoveryStatus.EXPIRED, expired_at=now, waits_since=None),
         reason=reason,
     )
 
@@ -279,7 +279,12 @@ def _ended(row: DiscoveryRow, now: datetime, reason: str) -> StoredRow:
 def _confirmed(row: DiscoveryRow, now: datetime) -> StoredRow:
     return StoredRow(
         row=msgspec.structs.replace(
-            row, status=Status.CONFIRMED, confirmed_at=now, seen_at=now, expired_at=None, waits_since=None
+            row,
+            status=DiscoveryStatus.CONFIRMED,
+            confirmed_at=now,
+            seen_at=now,
+            expired_at=None,
+            waits_since=None,
         ),
         reason=f"confirmed on {count_of(row.n_groups, 'exchange')} captured since {row.frozen_at:%Y-%m-%d %H:%M} UTC",
     )

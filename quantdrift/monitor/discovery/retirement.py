@@ -31,8 +31,8 @@ from quantdrift.drift.discovery.confirmation import null_mean
 from quantdrift.drift.evidence.bound import upper_bound
 from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.fold.verdict import UNDECIDED_FROM
-from quantdrift.storage.schema.slice_tables import Status
-from quantdrift.storage.slices.confirmed import SlicePeriod, Sums, VersionSums
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
+from quantdrift.storage.slices.confirmed import ConfirmedSums, SlicePeriod, VersionSums
 from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow
 
 DELTA: Final = 0.05
@@ -87,12 +87,12 @@ def retired_by_hand(row: DiscoveryRow, config: Config, reason: str) -> StoredRow
     OperatorError
         It is retired by hand already, or the configuration declares it.
     """
-    if row.status is Status.RETIRED and row.held:
+    if row.status is DiscoveryStatus.RETIRED and row.held:
         raise OperatorError(f"`{row.name}` is retired by hand already")
     if is_declared(config, row.key):
         raise OperatorError(f"`{row.name}` is declared in [[slices]]: take it out of the configuration")
     return StoredRow(
-        row=msgspec.structs.replace(row, status=Status.RETIRED, held=True, waits_since=None),
+        row=msgspec.structs.replace(row, status=DiscoveryStatus.RETIRED, held=True, waits_since=None),
         reason=reason or "by hand",
     )
 
@@ -124,22 +124,24 @@ def restored(
     OperatorError
         It is not retired, or there is no free place.
     """
-    if row.status is not Status.RETIRED:
+    if row.status is not DiscoveryStatus.RETIRED:
         raise OperatorError(f"`{row.name}` is not retired: it is {row.status.value}")
     back = msgspec.structs.replace(row, held=False)
     if row.slice_id is None:
         return StoredRow(
-            row=msgspec.structs.replace(back, status=Status.EXPIRED, expired_at=now),
+            row=msgspec.structs.replace(back, status=DiscoveryStatus.EXPIRED, expired_at=now),
             reason=reason or "may be found again",
         )
-    n_confirmed = sum(other.status is Status.CONFIRMED and other.model == row.model for other in rows)
+    n_confirmed = sum(
+        other.status is DiscoveryStatus.CONFIRMED and other.model == row.model for other in rows
+    )
     if n_confirmed >= limits.most_slices:
         raise OperatorError(
             f"{n_confirmed} discovered slices of {row.model} are monitored, and there is no place for more:"
             " retire another one first"
         )
     return StoredRow(
-        row=msgspec.structs.replace(back, status=Status.CONFIRMED, confirmed_at=now),
+        row=msgspec.structs.replace(back, status=DiscoveryStatus.CONFIRMED, confirmed_at=now),
         reason=reason or "restored",
     )
 
@@ -156,7 +158,7 @@ def _quiet(
     def bound(some_versions: Sequence[VersionSums]) -> float:
         return null_mean(accepted, _rest(metric, some_versions) / cap, limits.least_ratio)
 
-    sums = Sums.together(version.inside for version in with_traffic)
+    sums = ConfirmedSums.together(version.inside for version in with_traffic)
     mean, high = _mean(metric, sums) / cap, _high(metric, sums, cap)
     if high > bound(with_traffic) or any(
         _low(metric, version.inside, cap) > bound([version]) for version in with_traffic
@@ -168,7 +170,7 @@ def _quiet(
     )
 
 
-def _mean(metric: Metric, sums: Sums) -> float:
+def _mean(metric: Metric, sums: ConfirmedSums) -> float:
     return sums.of(metric) / sums.weight_of(metric)
 
 
@@ -181,17 +183,17 @@ def _rest(metric: Metric, versions: Sequence[VersionSums]) -> float:
     return max(total / weight, 0.0) if weight > 0 else 0.0
 
 
-def _high(metric: Metric, sums: Sums, cap: float) -> float:
+def _high(metric: Metric, sums: ConfirmedSums, cap: float) -> float:
     n = _effective(metric, sums)
     return upper_bound(min(_mean(metric, sums) / cap, 1.0) * n, n, DELTA)
 
 
-def _low(metric: Metric, sums: Sums, cap: float) -> float:
+def _low(metric: Metric, sums: ConfirmedSums, cap: float) -> float:
     n = _effective(metric, sums)
     return 1.0 - upper_bound((1.0 - min(_mean(metric, sums) / cap, 1.0)) * n, n, DELTA)
 
 
-def _effective(metric: Metric, sums: Sums) -> float:
+def _effective(metric: Metric, sums: ConfirmedSums) -> float:
     """Return Kish's effective number of the exchanges that have the metric."""
     if sums.weight_sq <= 0 or sums.weight <= 0:
         return 0.0

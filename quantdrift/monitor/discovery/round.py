@@ -27,7 +27,7 @@ from quantdrift.monitor.discovery.retirement import reason_to_retire
 from quantdrift.monitor.fold.groups import clipped
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold_rows import ComparisonRow
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices.confirmed import watched_slices
 from quantdrift.storage.slices.discovery import (
     DiscoveryRow,
@@ -38,7 +38,13 @@ from quantdrift.storage.slices.discovery import (
     load_state,
     store_round,
 )
-from quantdrift.storage.slices.search_rows import Window, n_items, policies_of, searched_items, tested_items
+from quantdrift.storage.slices.search_rows import (
+    SearchWindow,
+    n_items,
+    policies_of,
+    searched_items,
+    tested_items,
+)
 
 EVERY_S: Final = 86_400.0
 """Time between two searches of the leading monitor: a day of traffic then confirms or refutes what the night found."""
@@ -155,7 +161,7 @@ async def discover(
             limits=limits,
         )
         for row in after_tests
-        if row.status is Status.CONFIRMED
+        if row.status is DiscoveryStatus.CONFIRMED
     }
     stored, waiting = decide(after_tests, retiring, now, limits)
     discoveries = [change.row for change in stored]
@@ -184,7 +190,7 @@ async def discover(
         tested=tuple(
             row
             for row in discoveries
-            if before[row.id].status is Status.CANDIDATE and row.tested_at > before[row.id].tested_at
+            if before[row.id].status is DiscoveryStatus.CANDIDATE and row.tested_at > before[row.id].tested_at
         ),
         settled=tuple(row for row in discoveries if row.status is not before[row.id].status),
         reasons={change.row.id: change.reason for change in stored if change.reason},
@@ -223,7 +229,7 @@ class _Work:
         by_version: dict[int, list[DiscoveryRow]] = {}
         for row in self._state.discoveries:
             # A candidate that waits for a free place has passed its test: more traffic adds nothing.
-            if row.status is Status.CANDIDATE and row.waits_since is None and row.tested_at < until:
+            if row.status is DiscoveryStatus.CANDIDATE and row.waits_since is None and row.tested_at < until:
                 by_version.setdefault(row.model_version_id, []).append(row)
         after = {row.id: row for row in self._state.discoveries}
         for version_id, candidates in by_version.items():
@@ -288,7 +294,9 @@ class _Work:
         self, version_id: int, candidates: list[DiscoveryRow], until: datetime
     ) -> tuple[list[ComparisonRow], dict[int, Policy]]:
         most = self._limits.most_rows
-        window = Window(version_id=version_id, begin=min(row.tested_at for row in candidates), end=until)
+        window = SearchWindow(
+            version_id=version_id, begin=min(row.tested_at for row in candidates), end=until
+        )
         rows: list[ComparisonRow] = []
         async with self._database.begin() as connection:
             # Where candidates overlap, fewer rows are read than would be possible.
@@ -306,7 +314,7 @@ class _Work:
     async def _items(self, version: SearchedVersion, budget: Budget, used: set[str], end: datetime) -> Items:
         """Return the items of the week before `end`."""
         limits = self._limits
-        window = Window(version_id=version.id, begin=end - timedelta(days=SEARCH_DAYS), end=end)
+        window = SearchWindow(version_id=version.id, begin=end - timedelta(days=SEARCH_DAYS), end=end)
         choice = Choice(limits.least_share, N_BINS, used)
         caps = {metric: cap_of(metric, budget) for metric in WATCHED}
         async with self._database.begin() as connection:
@@ -374,7 +382,7 @@ def _freeze(
     """Return the new candidates, up to the limit, and per model how many were above it."""
     n_tested: dict[str, int] = {}
     for row in discoveries:
-        if row.status is Status.CANDIDATE and row.waits_since is None:
+        if row.status is DiscoveryStatus.CANDIDATE and row.waits_since is None:
             n_tested[row.model] = n_tested.get(row.model, 0) + 1
     chosen: list[tuple[VersionSearch, Origin]] = []
     n_above_limit: dict[str, int] = {}

@@ -27,7 +27,7 @@ from quantdrift.core.signals import SignalForm, signal_of
 from quantdrift.core.slices import ALL, is_declared
 from quantdrift.core.tasks import Build
 from quantdrift.drift.detectors.protocol import BUDGET
-from quantdrift.drift.explain.mix import Cause
+from quantdrift.drift.explain.mix import MoveCause
 from quantdrift.drift.explain.moves import Moves
 from quantdrift.facts import figures
 from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, DamageCause, Explanation
@@ -47,7 +47,7 @@ from quantdrift.monitor.explain.sample import (
 )
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.alerts.evidence import Evidence
-from quantdrift.storage.fold_rows import Catalog, Episode, Outcome, TransitionRow, VersionRow, from_us
+from quantdrift.storage.fold_rows import Catalog, Episode, FoldResult, TransitionRow, VersionRow, from_us
 
 MOST = 16  # alerts of one fold that are explained
 STATEMENT_S = 1.0
@@ -82,7 +82,7 @@ class Explainer:
         self._clock = clock
         self._count = count
 
-    async def explain(self, evidence: Evidence, outcome: Outcome, catalog: Catalog) -> Outcome:
+    async def explain(self, evidence: Evidence, outcome: FoldResult, catalog: Catalog) -> FoldResult:
         """Return the outcome of a fold with explanations in the alerts that open or escalate.
 
         Parameters
@@ -398,8 +398,8 @@ def _aggregate(
 ) -> Explanation:
     """Return an explanation with the split of the move of all traffic."""
     mix = mix_between(before, after, measure)
-    if mix is None or mix.cause is Cause.TOO_FEW:
-        return msgspec.structs.replace(explanation, aggregate_cause=Cause.TOO_FEW.value)
+    if mix is None or mix.cause is MoveCause.TOO_FEW:
+        return msgspec.structs.replace(explanation, aggregate_cause=MoveCause.TOO_FEW.value)
     return msgspec.structs.replace(
         explanation,
         aggregate_cause=mix.cause.value,
@@ -415,8 +415,8 @@ def _aggregate(
 
 
 def _with_explanations(
-    outcome: Outcome, found: dict[int, _Found], alerting: AlertingSlices, catalog: Catalog
-) -> Outcome:
+    outcome: FoldResult, found: dict[int, _Found], alerting: AlertingSlices, catalog: Catalog
+) -> FoldResult:
     """Return the outcome with explanations in its alerts; what concerns an earlier alert becomes a note on it."""
     rows, notes = list(outcome.transitions), alerting.notes_on_ended()
     explanations = {index: found[index].explanation for index in sorted(found)}

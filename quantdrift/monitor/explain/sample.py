@@ -12,7 +12,7 @@ from quantdrift.core.records import Metric
 from quantdrift.core.signals import signal_of
 from quantdrift.drift.detectors.protocol import BUDGET, GROWTH, TAIL
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
-from quantdrift.drift.explain.damage import Damage, Window, damage
+from quantdrift.drift.explain.damage import Damage, DamageWindow, damage
 from quantdrift.drift.explain.mix import LEAST, MixSplit, Sample, split
 from quantdrift.facts import arrays
 from quantdrift.facts.arrays import cluster_sums
@@ -162,10 +162,10 @@ class WindowSample:
                 sizes[slice_id] = sizes.get(slice_id, 0.0) + float(weight)
         return sizes
 
-    def window(self, measure: Measure) -> Window:
+    def window(self, measure: Measure) -> DamageWindow:
         """Return the items as the input of the split by margin."""
         margin = [np.nan if item.margin is None else item.margin for item in self.items]
-        return Window(
+        return DamageWindow(
             x=self.values(measure),
             margin=np.array(margin, dtype=np.float64),
             weight=self.weight,

@@ -12,7 +12,7 @@ from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.detectors.tail.pooled_histogram import exceedance
 from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.header import Onset
-from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.drift.evidence.interval import WeightedEstimate
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.facts.events import (
     AggregateEvidence,
@@ -49,7 +49,7 @@ def transition_row(
     moved: Onset | None,
     evidence: float,
     threshold: float,
-    aggregate: tuple[Verdict, Estimate | None, float | None],
+    aggregate: tuple[Verdict, WeightedEstimate | None, float | None],
     episode: Episode,
     at_us: int,
     fold_seq: int,
@@ -191,7 +191,7 @@ def unit_of(metric: Metric, task: Task) -> str:
     return f"share of {signal.things or 'exchanges'}" if signal.is_share else MEASURES[task].unit
 
 
-def interval_of(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
+def interval_of(estimate: WeightedEstimate | None) -> tuple[float | None, float | None, float | None]:
     """Return mean, low and high; None where nothing was observed, and for the ends of an interval that holds every value."""
     if estimate is None:
         return None, None, None

@@ -23,7 +23,7 @@ from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.share import HISTORY_H, KEPT, WINDOWS_H
-from quantdrift.drift.watch import Change, SignalKey, advance_joined
+from quantdrift.drift.watch import PhaseChange, SignalKey, advance_joined
 from quantdrift.facts.events import Ending
 from quantdrift.facts.words.verdict import NO_REFERENCE, RETIRED
 from quantdrift.monitor.fold.groups import (
@@ -45,8 +45,8 @@ from quantdrift.storage.fold_rows import (
     Catalog,
     Circumstances,
     FloorRow,
+    FoldResult,
     ItemCount,
-    Outcome,
     Position,
     ShareHour,
     ShareQuestion,
@@ -63,7 +63,7 @@ SHOWN_US = 15 * 60_000_000  # as long as rules use the last known verdict
 class Fold:
     """The fold of one batch after another.
 
-    When a transaction that should have stored an `Outcome` fails, this object must not be used any more: begin a new
+    When a transaction that should have stored an `FoldResult` fails, this object must not be used any more: begin a new
     one from what is stored.
 
     Parameters
@@ -172,7 +172,7 @@ class Fold:
             slices, rows = self.state.sorted()
             settle(self.state, slices, rows, np.zeros(len(rows), dtype=np.bool_))
 
-    def take(self) -> Outcome:
+    def take(self) -> FoldResult:
         """Return what is to be written for the batches since the last call, and forget it."""
         return self.state.take()
 
@@ -247,7 +247,7 @@ class Fold:
 
     # --- comparisons
 
-    def _compare(self, rows: BatchRows) -> tuple[list[SliceState], list[tuple[SliceState, Change]]]:
+    def _compare(self, rows: BatchRows) -> tuple[list[SliceState], list[tuple[SliceState, PhaseChange]]]:
         """Give the detectors what a batch shows; return the slices that were given something, and changes of phase."""
         observed, event_us = self._observations(rows)
         if not observed:

@@ -45,8 +45,8 @@ from quantdrift.storage.fold_rows import (
     Catalog,
     Circumstances,
     DetectorRow,
+    FoldResult,
     ItemCount,
-    Outcome,
     Position,
     Snapshot,
     Source,
@@ -646,7 +646,7 @@ class FoldState:
 
     # --- what is written
 
-    def take(self) -> Outcome:
+    def take(self) -> FoldResult:
         """Return what is to be written since the last call, and forget it."""
         changed = self.changed()
         detectors = detector_rows(self.table, changed)
@@ -662,7 +662,7 @@ class FoldState:
             verdicts = [said[key] for key in sorted(said)]
         sessions, closed = self.sessions.take(self.fold_seq)
         floors, noise_changes, forgotten_noise = self.noise.take()
-        outcome = Outcome(
+        outcome = FoldResult(
             position=self.position,
             detectors=tuple(detectors),
             verdicts=tuple(verdicts),

@@ -14,10 +14,10 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, GROWTH
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Onset
-from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.drift.evidence.interval import WeightedEstimate
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.recovery import RESOLVED
-from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
+from quantdrift.drift.watch import Phase, PhaseChange, SignalKey, Survey
 from quantdrift.facts.events import Ending
 from quantdrift.facts.words import verdict as words
 from quantdrift.facts.words.alert import RETURNED, over_counts, reason_of
@@ -399,7 +399,7 @@ def _losses(
     return loses, loses_somehow, offered
 
 
-def alert(state: FoldState, key: Key, change: Change) -> None:
+def alert(state: FoldState, key: Key, change: PhaseChange) -> None:
     """Note that an alert opens, escalates or closes.
 
     Where sessions are not declared, the evidence may count one observation many times: the alert is a ticket, and says so.
@@ -451,7 +451,7 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
         _leave(state, entry, quiet=True)
 
 
-def _suspect(state: FoldState, entry: SliceState, change: Change, signal: SignalKey) -> Suspect:
+def _suspect(state: FoldState, entry: SliceState, change: PhaseChange, signal: SignalKey) -> Suspect:
     """Return where to look first for the cause of slow answers: at the model, the engine or the requests.
 
     A mean counts as within its budget where its whole interval is. All traffic is judged as the slice is, by `signal`: against
@@ -612,7 +612,7 @@ def _silent_s(state: FoldState, entry: SliceState) -> float:
 
 def _aggregate(
     state: FoldState, version_id: int, signal: SignalKey
-) -> tuple[Verdict, Estimate | None, float | None]:
+) -> tuple[Verdict, WeightedEstimate | None, float | None]:
     """Return the verdict over all of a version's traffic, its estimate of a signal's metric, and what is accepted with noise."""
     everything = state.everything(state.model(version_id))
     entry = None if everything is None else state.slices.get((version_id, everything))

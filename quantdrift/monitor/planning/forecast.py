@@ -126,7 +126,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     n_detectors: int | None = None
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class ForecastQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """The shift to detect, the time allowed, and the resources.
 
     Parameters
@@ -160,7 +160,7 @@ def forecast(
     config: Config,
     policy: Policy,
     traffic: Traffic,
-    question: Question,
+    question: ForecastQuestion,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Forecast:
     """Return the forecast of `policy` for `traffic`.
@@ -304,7 +304,7 @@ def _slice(
 
 
 def _granted(
-    config: Config, question: Question, replays_per_s: float, most_per_s: float, notes: list[str]
+    config: Config, question: ForecastQuestion, replays_per_s: float, most_per_s: float, notes: list[str]
 ) -> float:
     """Return the part of the replays that is possible, and add notes on what limits it."""
     granted = 1.0

@@ -20,9 +20,9 @@ from quantdrift.storage.views import (
     MOST,
     MOST_HOURS,
     RESOURCES,
-    Column,
     CursorError,
     Resource,
+    ViewColumn,
     described,
     read,
 )
@@ -183,7 +183,7 @@ async def _document(request: web.Request) -> web.Response:
     return web.Response(body=msgspec.json.encode(_description(columns)), content_type="application/json")
 
 
-def _description(columns: Mapping[str, list[Column]]) -> dict[str, Any]:
+def _description(columns: Mapping[str, list[ViewColumn]]) -> dict[str, Any]:
     schemas: dict[str, Any] = {
         "problem": {
             "type": "object",
@@ -280,5 +280,5 @@ def _parameter_schema(name: str) -> dict[str, Any]:
     return {"type": "string", "minLength": 1, "maxLength": _MOST_TEXT}
 
 
-def _schema(column: Column) -> dict[str, Any]:
+def _schema(column: ViewColumn) -> dict[str, Any]:
     return {**_TYPES.get(column.type, {}), "description": column.comment}

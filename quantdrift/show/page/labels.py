@@ -16,7 +16,7 @@ from quantdrift.show.page.access import PERSON
 from quantdrift.show.page.guard import ProblemError
 from quantdrift.show.page.request import CONFIG
 from quantdrift.storage.database import Database
-from quantdrift.storage.labels import Row, load
+from quantdrift.storage.labels import LabelRow, load
 
 MOST_BYTES: Final = 8 * 2**20
 MOST_ROWS: Final = 100_000
@@ -108,7 +108,7 @@ def _model(config: Config, name: str) -> Model:
 
 async def _rows(
     request: web.Request, model: Model, key_column: str, label_column: str
-) -> tuple[list[Row], Counter[str]]:
+) -> tuple[list[LabelRow], Counter[str]]:
     """Return the rows of the body that can be used, and how many others there are by reason."""
     if request.content_type != _TYPE:
         raise ProblemError("wrong_type", f"send a CSV with a header line, and `Content-Type: {_TYPE}`", 415)

@@ -23,7 +23,7 @@ from quantdrift.show.page.slice_history import Period, history, history_sql, nam
 from quantdrift.show.trends import Plot, plot
 from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import AlertFact, list_alerts
-from quantdrift.storage.alerts.timeline import Event, events_of
+from quantdrift.storage.alerts.timeline import SliceEvent, events_of
 from quantdrift.storage.baselines import baselines_now
 from quantdrift.storage.exchanges import MOST_DIRECTIONS, MarginBar, affected, single_exchanges
 from quantdrift.storage.figures.divergence import divided_bins
@@ -268,17 +268,17 @@ async def slice_notebook(request: web.Request) -> web.Response:
     )
 
 
-def _of_alerts(alerts: Sequence[AlertFact], begin: datetime, end: datetime) -> list[Event]:
+def _of_alerts(alerts: Sequence[AlertFact], begin: datetime, end: datetime) -> list[SliceEvent]:
     """Return the onsets and the openings of alerts in a time."""
     return [
-        Event(at=at, kind=kind, subject=f"alert {alert.id}", who="monitor")
+        SliceEvent(at=at, kind=kind, subject=f"alert {alert.id}", who="monitor")
         for alert in alerts
         for kind, at in (("onset", alert.onset_at), ("alert", alert.opened_at))
         if begin <= at < end
     ]
 
 
-def _mark(event: Event) -> charts.Mark:
+def _mark(event: SliceEvent) -> charts.Mark:
     kind = event.kind if event.kind in {"release", "onset", "alert"} else "decision"
     return charts.Mark(
         at=event.at,

@@ -13,7 +13,7 @@ from quantdrift.core.signals import Signal
 from quantdrift.show.trends import Grid, Trend
 from quantdrift.storage import queries, snapshot
 from quantdrift.storage.figures.divergence import Divergence
-from quantdrift.storage.figures.periods import Grain, SliceSums, Window
+from quantdrift.storage.figures.periods import Grain, SliceSums, SumWindow
 from quantdrift.storage.signals import value_of
 from quantdrift.storage.snapshot import Connection, in_time
 
@@ -47,10 +47,10 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         return cls(span=span, begin=begin.replace(hour=0) if width >= _DAY else begin, end=end, width=width)
 
     @property
-    def window(self) -> Window:
+    def window(self) -> SumWindow:
         """What is summed."""
         grain = Grain.ITEM if self.width < _HOUR else Grain.HOUR if self.width < _DAY else Grain.DAY
-        return Window(begin=self.begin, end=self.end, grain=grain)
+        return SumWindow(begin=self.begin, end=self.end, grain=grain)
 
     def grid(self, buckets: Sequence[SliceSums], first: datetime, last: datetime | None) -> Grid:
         """Return the buckets of a plot.

@@ -19,7 +19,7 @@ from quantdrift.report.figures import (
     LabelFigures,
     Mark,
     ModelFigures,
-    SliceFigures,
+    ReportedSlice,
     VersionComparison,
 )
 from quantdrift.report.gathering import Gathered
@@ -64,7 +64,7 @@ def _now(model: ModelFigures) -> Verdict:
     return worst(entry.verdict for entry in (model.aggregate, *model.slices) if entry is not None)
 
 
-def _alerting(model: ModelFigures) -> list[SliceFigures]:
+def _alerting(model: ModelFigures) -> list[ReportedSlice]:
     return [
         entry for entry in (*model.slices, model.aggregate) if entry is not None and entry.verdict in ALERTS
     ]
@@ -95,7 +95,7 @@ def answer(model: ModelFigures, alerts: Sequence[EpisodeFigures]) -> str:
     )
 
 
-def _is_within(entry: SliceFigures, alert: EpisodeFigures) -> bool:
+def _is_within(entry: ReportedSlice, alert: EpisodeFigures) -> bool:
     """Return whether what is shown of the whole period is within the budget that was left."""
     shown, budget, noise = (
         (entry.flip, entry.flip_budget, entry.flip_noise)
@@ -105,7 +105,7 @@ def _is_within(entry: SliceFigures, alert: EpisodeFigures) -> bool:
     return shown is not None and budget is not None and shown.mean <= budget + noise
 
 
-def _share(entry: SliceFigures) -> SliceShare:
+def _share(entry: ReportedSlice) -> SliceShare:
     return SliceShare(
         where=name_of(entry.name, entry.predicate),
         share=entry.flip,

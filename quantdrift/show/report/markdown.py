@@ -14,7 +14,7 @@ from quantdrift.facts.words.amount import measured, points
 from quantdrift.facts.words.first_screen import over
 from quantdrift.facts.words.happened import SINCE
 from quantdrift.facts.words.size import size
-from quantdrift.report.figures import EpisodeFigures, ReportFigures, SliceFigures
+from quantdrift.report.figures import EpisodeFigures, ReportedSlice, ReportFigures
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
 
@@ -169,7 +169,7 @@ def _slices(figures: ReportFigures, most_table: int) -> list[str]:
     return parts
 
 
-def _slice(entry: SliceFigures, unit: str) -> tuple[str, ...]:
+def _slice(entry: ReportedSlice, unit: str) -> tuple[str, ...]:
     """Return the cells of a slice, already escaped."""
     cells = (
         said(entry.verdict),

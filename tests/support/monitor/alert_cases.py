@@ -6,7 +6,7 @@ from quantdrift.core.records import Metric, Suspect, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE
 from quantdrift.drift.evidence.header import N_TOTAL, Onset
-from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.drift.evidence.interval import WeightedEstimate
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.explanation import Explanation
 from quantdrift.facts.words.alert import reason_of, text_of
@@ -59,7 +59,7 @@ def alert(
     estimate = (
         None
         if aggregate_mean is None
-        else Estimate(mean=aggregate_mean, low=0.0, high=2 * aggregate_mean, n=2600)
+        else WeightedEstimate(mean=aggregate_mean, low=0.0, high=2 * aggregate_mean, n=2600)
     )
     row = transition_row(
         task=Task.CLASSIFICATION,

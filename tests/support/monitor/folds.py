@@ -7,7 +7,7 @@ import msgspec
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.fold_rows import BatchRows, ComparisonRow, Outcome, Position, Snapshot, TallyRow
+from quantdrift.storage.fold_rows import BatchRows, ComparisonRow, FoldResult, Position, Snapshot, TallyRow
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
 
 EMPTY = Snapshot(position=Position())
@@ -15,7 +15,7 @@ EMPTY = Snapshot(position=Position())
 
 def fold_all(
     stream: list[BatchRows], snapshot: Snapshot = EMPTY, config: Config = CONFIG
-) -> tuple[Fold, Outcome]:
+) -> tuple[Fold, FoldResult]:
     """Fold everything in one go."""
     fold = Fold(config, snapshot)
     fold.learn(CATALOG)

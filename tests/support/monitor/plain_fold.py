@@ -17,7 +17,7 @@ from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence.header import CREATED_AT, LAST_AT, N_TOTAL, POLICY, SCALE, M, N
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.state import dump_state
-from quantdrift.drift.watch import Change, Groups, Phase, Series, SignalKey, advance
+from quantdrift.drift.watch import Groups, Phase, PhaseChange, Series, SignalKey, advance
 from quantdrift.facts.estimate import N_GROUPS
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import exchanges
@@ -27,8 +27,8 @@ from quantdrift.storage.fold_rows import (
     BatchRows,
     ComparisonRow,
     DetectorRow,
+    FoldResult,
     ItemCount,
-    Outcome,
     RollupRow,
     Snapshot,
     VerdictRow,
@@ -154,7 +154,7 @@ class PlainFold(Fold):
         for entry in self.state.changed():
             self._make(entry)
 
-    def take(self) -> Outcome:
+    def take(self) -> FoldResult:
         """Return what is to be written."""
         dirty = self.state.changed()
         detectors = [row for entry in dirty for row in plain_rows(entry)]
@@ -209,7 +209,7 @@ class PlainFold(Fold):
         )
         table.stale[row] = table.unweighed[row] = False
 
-    def _compare(self, rows: BatchRows) -> tuple[list[SliceState], list[tuple[SliceState, Change]]]:
+    def _compare(self, rows: BatchRows) -> tuple[list[SliceState], list[tuple[SliceState, PhaseChange]]]:
         collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]] = {}
         counted: list[ItemCount] = []
         order = 0

@@ -16,13 +16,13 @@ from quantdrift.report.figures import (
     ExampleFigures,
     Gap,
     ModelFigures,
+    ReportedSlice,
     ReportFigures,
-    SliceFigures,
     Unreferenced,
 )
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.account.coverage import Fleet, ReasonCount, StratumCounts
-from quantdrift.storage.figures.figures import SliceFigures as Measured
+from quantdrift.storage.figures.figures import SliceFigures
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
@@ -43,10 +43,10 @@ def _figure(
     )
 
 
-def make_measured(of: str, flip: float, n: int) -> Measured:
+def make_measured(of: str, flip: float, n: int) -> SliceFigures:
     """Return what is measured of a slice, without a rate of a day."""
     requests = _figure(FigureName.REQUESTS, of, n, 10.0 * n)
-    return Measured(
+    return SliceFigures(
         changed_share=_figure(FigureName.CHANGED_SHARE, of, n, flip, (flip * 0.75, flip * 1.3)),
         divergence=_figure(FigureName.DIVERGENCE, of, n, 0.01),
         requests=requests,
@@ -63,9 +63,9 @@ def make_slice(
     verdict: Verdict = Verdict.FIRING,
     flip: float = 0.052,
     n: int = 1000,
-) -> SliceFigures:
+) -> ReportedSlice:
     """Return a slice; `all` is the aggregate."""
-    return SliceFigures(
+    return ReportedSlice(
         slice_id=1 if name == "all" else slice_id,
         name=name,
         predicate="true" if name == "all" else 'header.x-scanner = "faint"',

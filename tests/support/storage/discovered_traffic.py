@@ -11,7 +11,7 @@ import numpy as np
 
 from quantdrift.core.records import BodyStratum, HeaderStratum, Metric, Policy, Predicate
 from quantdrift.drift.discovery.confirmation import N_BETS
-from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices.discovery import DiscoveryRow
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
@@ -34,7 +34,7 @@ def discovery(**changes: Any) -> DiscoveryRow:
         predicate='header.x-scanner = "faint"',
         name="x-scanner=faint",
         where=(FAINT,),
-        status=Status.CANDIDATE,
+        status=DiscoveryStatus.CANDIDATE,
         model_version_id=1,
         metric=Metric.FLIP,
         found_mean=0.1,

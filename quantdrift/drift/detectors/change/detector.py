@@ -276,11 +276,11 @@ class ChangeDetector:
         """Return the calendar mass given to the page copy since its reset."""
         return float(state[PAGE_MASS])
 
-    def recent(self, state: FloatArray) -> interval.Estimate | None:
+    def recent(self, state: FloatArray) -> interval.WeightedEstimate | None:
         """Return mean and interval over the recent window, in the metric's own unit."""
         return window.recent(state[WINDOWS], float(state[SCALE]))
 
-    def since_change(self, state: FloatArray) -> interval.Estimate | None:
+    def since_change(self, state: FloatArray) -> interval.WeightedEstimate | None:
         """Return the same since the last change of verdict; while firing its `low` is the severity."""
         return window.since_change(state[WINDOWS], float(state[SCALE]))
 

@@ -278,15 +278,17 @@ class TailDetector:
             n_before=int(state[FLOOR][0]),
         )
 
-    def recent(self, state: FloatArray) -> interval.Estimate | None:
+    def recent(self, state: FloatArray) -> interval.WeightedEstimate | None:
         """Return p99 with its band over the last day or two (while alerting: since the alarm), if there are enough groups."""
         return self.shown(state, SHOWN)
 
-    def since_change(self, state: FloatArray) -> interval.Estimate | None:
+    def since_change(self, state: FloatArray) -> interval.WeightedEstimate | None:
         """Return p99 since the alarm; while watching, the recent one."""
         return self.shown(state, SHOWN)
 
-    def shown(self, state: FloatArray, q: float, *, shortfall: bool = False) -> interval.Estimate | None:
+    def shown(
+        self, state: FloatArray, q: float, *, shortfall: bool = False
+    ) -> interval.WeightedEstimate | None:
         """Return a quantile of the recent window, or the mean above it, in the metric's own unit."""
         window = pooled_histogram.recent(state)
         find = quantile.shortfall if shortfall else quantile.quantile

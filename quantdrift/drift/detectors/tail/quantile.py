@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from quantdrift.drift.evidence.bound import upper_bounds
 from quantdrift.drift.evidence.group import N_TAIL_BINS
-from quantdrift.drift.evidence.interval import ALPHA, Estimate
+from quantdrift.drift.evidence.interval import ALPHA, WeightedEstimate
 from quantdrift.drift.evidence.observations import FloatArray
 
 N_BINS = N_TAIL_BINS
@@ -90,7 +90,7 @@ def point(counts: FloatArray, n: float, q: float) -> float | None:
     return lower * math.exp(part * math.log(upper / lower))
 
 
-def quantile(counts: FloatArray, n: float, q: float) -> Estimate | None:
+def quantile(counts: FloatArray, n: float, q: float) -> WeightedEstimate | None:
     """Return the q-quantile with its band, or None where n is too small to bound it from above.
 
     That takes some 4.8 / (1 - q) groups: 95 for p95, 475 for p99, 4,750 for p99.9.
@@ -118,10 +118,10 @@ def quantile(counts: FloatArray, n: float, q: float) -> Estimate | None:
             else:
                 high = edge
                 break
-    return Estimate(mean=mean, low=min(low, mean), high=max(high, mean), n=int(n))
+    return WeightedEstimate(mean=mean, low=min(low, mean), high=max(high, mean), n=int(n))
 
 
-def shortfall(counts: FloatArray, n: float, q: float) -> Estimate | None:
+def shortfall(counts: FloatArray, n: float, q: float) -> WeightedEstimate | None:
     """Return the mean above the q-quantile with its band; None where `quantile` gives None.
 
     Values from `LARGEST` on count as `LARGEST`: an infinite divergence has no mean.
@@ -143,7 +143,7 @@ def shortfall(counts: FloatArray, n: float, q: float) -> Estimate | None:
     most = float((widths * np.minimum(np.concatenate(((1.0,), high[:-1])), p)).sum()) / p
     ends = np.stack((np.concatenate(((1.0,), shares[:-1])), shares))
     mean = float((widths * np.minimum(ends, p).mean(axis=0)).sum()) / p
-    return Estimate(mean=mean, low=min(least, mean), high=max(most, mean), n=int(n))
+    return WeightedEstimate(mean=mean, low=min(least, mean), high=max(most, mean), n=int(n))
 
 
 def ceilings(counts: FloatArray, n: float, delta: float) -> FloatArray:

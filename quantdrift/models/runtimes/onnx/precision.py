@@ -56,7 +56,7 @@ ANY_PRECISION = tuple(sorted(TensorProto.DataType.Name(value).lower() for value 
 _INTEGER_NAMES = frozenset({"int8", "uint8", "int4", "uint4", "int2", "uint2"})
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class PrecisionFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One place where a graph is not full precision.
 
     Parameters
@@ -72,7 +72,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
 
 
-def findings(model: ModelProto, allowed: tuple[str, ...] = ()) -> list[Finding]:
+def findings(model: ModelProto, allowed: tuple[str, ...] = ()) -> list[PrecisionFinding]:
     """Return the places that make `model` unfit as a reference, subgraphs and local functions included.
 
     Quantising operators, stored tensors, constants and casts of a reduced element type, and inputs, outputs or
@@ -144,7 +144,7 @@ def check_external(path: Path, model: ModelProto, what: str) -> None:
         )
 
 
-def _graph(graph: GraphProto, prefix: str = "") -> Iterator[Finding]:
+def _graph(graph: GraphProto, prefix: str = "") -> Iterator[PrecisionFinding]:
     tensors = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
     for tensor in tensors:
         if tensor.data_type in _REDUCED:
@@ -155,11 +155,11 @@ def _graph(graph: GraphProto, prefix: str = "") -> Iterator[Finding]:
     yield from _nodes(graph.node, prefix)
 
 
-def _nodes(nodes: "Iterable[NodeProto]", prefix: str) -> Iterator[Finding]:
+def _nodes(nodes: "Iterable[NodeProto]", prefix: str) -> Iterator[PrecisionFinding]:
     for node in nodes:
         where = f"{prefix}{node.op_type} `{node.name}`"
         if node.op_type in _QUANTISED or node.op_type.startswith(_QUANTISED_PREFIXES):
-            yield Finding(where=where, precision="quantised")
+            yield PrecisionFinding(where=where, precision="quantised")
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _REDUCED:
                 yield _finding(where, attribute.i)
@@ -205,5 +205,5 @@ def _element_type(kind: TypeProto) -> int:
     return int(kind.tensor_type.elem_type) if kind.HasField("tensor_type") else 0
 
 
-def _finding(where: str, data_type: int) -> Finding:
-    return Finding(where=where, precision=TensorProto.DataType.Name(data_type).lower())
+def _finding(where: str, data_type: int) -> PrecisionFinding:
+    return PrecisionFinding(where=where, precision=TensorProto.DataType.Name(data_type).lower())
