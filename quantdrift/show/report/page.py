@@ -1,7 +1,6 @@
 """Writing a report: read one snapshot, derive the figures, draw, write the file, and record the run."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from enum import StrEnum
 from math import ceil
@@ -17,6 +16,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.core.signals import WATCHED, signal_of
+from quantdrift.core.whole_file import write_whole
 from quantdrift.report import finding
 from quantdrift.report.figures import Replays, ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
@@ -253,14 +253,7 @@ def render(
 
 def _store(path: Path, text: str) -> None:
     """Write the file completely or not at all; a new one for its owner alone, because it has names that clients choose."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.touch(mode=0o600)
-        if path.exists():
-            draft.chmod(path.stat().st_mode & 0o777)
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, text.encode(), mode=0o600)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise OperatorError(f"the report cannot be written to {path}: {error.strerror}") from error

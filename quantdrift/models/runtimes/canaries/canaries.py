@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
+from quantdrift.core.whole_file import write_whole
 from quantdrift.models.runtimes.canaries.text import is_of_text, scored
 from quantdrift.models.runtimes.protocol import ReferenceRuntime, SuspectInputError, check_inputs
 from quantdrift.models.tensors.arrays import Array, TensorSpec
@@ -204,10 +205,8 @@ def write_canaries(canaries: Canaries, path: Path, about: Mapping[str, str]) -> 
     """
     arrays = {_INPUT + name: np.ascontiguousarray(array) for name, array in canaries.inputs.items()}
     arrays |= {_OUTPUT + name: array for name, array in canaries.outputs.items()}
-    unfinished = path.with_name(f"{path.name}.part")
     try:
-        unfinished.write_bytes(save(arrays, dict(about)))
-        unfinished.replace(path)
+        write_whole(path, save(arrays, dict(about)))
     except OSError as error:
         raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
 
