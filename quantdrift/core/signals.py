@@ -177,11 +177,11 @@ BUILT_IN: Final = (
         moved="answers changed",
         kinds={
             DetectorKind.BUDGET: WatchedBy(
-                reason="the flip rate {is_} above the budget",
+                reason="the share of changed answers {is_} above the budget",
                 wrong="more answers of {title} changed than the budget allows",
             ),
             DetectorKind.CHANGE: WatchedBy(
-                reason="the flip rate {is_} above its learned baseline",
+                reason="the share of changed answers {is_} above its learned baseline",
                 wrong="more answers of {title} changed than before",
             ),
         },

@@ -76,7 +76,7 @@ def test_noise_before_the_onset_is_no_older_fault(before: float, noise: float, b
 
 def test_the_reason_names_what_decided() -> None:
     """Flips that decided are not told as a divergence."""
-    assert alert().alert.change.reason == "the flip rate is above the budget"
+    assert alert().alert.change.reason == "the share of changed answers is above the budget"
     assert alert(metric=Metric.DIVERGENCE).alert.change.reason == "the mean divergence is above the budget"
 
 

@@ -251,7 +251,7 @@ def _subject(signal: Signal, kind: str, measure: Measure) -> str:
         return "the share of items in the tail"
     if signal.form is SignalForm.DIVERGENCE:
         return f"mean {measure.name}"
-    return f"the share of {signal.name}" if signal.things else "the flip rate"
+    return f"the share of {signal.name}"
 
 
 def _margins(explanation: Explanation) -> str:

@@ -390,7 +390,7 @@ _STATUSES: dict[str, dict[str, Any]] = {
     "replaced": {"replaced": True},
     "firing, and sampling was paused": {
         "phase": Phase.FIRING,
-        "alarm": "the flip rate is above the budget",
+        "alarm": "the share of changed answers is above the budget",
         "paused": "by ada since 2026-03-01 12:10 UTC",
     },
     "paused": {"paused": "by ada since 2026-03-01 12:10 UTC"},
