@@ -1,5 +1,6 @@
 """The `quantdrift` command. Each subcommand imports only the packages that it needs."""
 
+import difflib
 import sys
 from typing import Any, Final, NoReturn
 
@@ -103,6 +104,15 @@ class _Group(LazyGroup):
                 formatter.write_dl(
                     [(name.ljust(width), line) for name, (group, line) in lines.items() if group == folder]
                 )
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that was typed; an unknown one is refused with the nearest name."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

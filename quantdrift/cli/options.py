@@ -34,8 +34,8 @@ CONFIG = click.option(
     help="Configuration file.",
 )
 WITHOUT_MODELS: Final = (
-    "requests would be relayed, and nothing would be compared. The config.toml of a checkout is the list of all options: write a file"
-    " of your own (docs/quick-start.md), and name it with --config"
+    "requests would be relayed, and nothing would be compared. The config.toml of a checkout is the list of all options: have a file"
+    " of your own written by `quantdrift init` (docs/how-to/init.md), and name it with --config"
 )
 """What a configuration without a model does, and what to do."""
 

@@ -201,3 +201,26 @@ async def test_one_drift_is_one_page_and_one_resolved_whatever_monitors_do(
     changes = {json.loads(body)["id"]: json.loads(body)["change"] for _, body in events}
     assert set(changes.values()) <= {"opened", "escalated", "ended"}
     assert {"ended"} < set(changes.values())
+
+
+async def test_a_chat_gets_a_message_without_a_program_between(
+    postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path, inbox: Inbox
+) -> None:
+    """The first try is refused; the message comes all the same, with the headline of the alert, unsigned."""
+    await store_catalog(record)
+    for rows in batches(200):
+        await store_batch(record, rows)
+    notify = f'[notify]\nwebhook_url = "{inbox.url}/hook"\nwebhook_format = "slack"\n'
+
+    async def said() -> bool:
+        return bool(inbox.documents("/hook"))
+
+    async with running_monitor(postgres_dsn, tmp_path, notify=notify):
+        await until(said, "the message arrives")
+    path, headers, body = inbox.posts[0]
+    assert path == "/hook"
+    assert "Quantdrift-Signature" not in headers
+    header, *others = json.loads(body)["blocks"]
+    assert header["type"] == "header"
+    assert "scanner=faint" in header["text"]["text"]
+    assert any(block["text"]["text"].startswith("Since: ") for block in others)

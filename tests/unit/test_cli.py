@@ -218,3 +218,12 @@ def test_a_role_whose_packages_are_missing_names_what_to_install(tmp_path: Path)
         )
         assert done.returncode == 2, done.stderr
         assert f"pip install 'quantdrift[{extra}]'" in done.stderr
+
+
+@pytest.mark.unit
+def test_an_unknown_command_is_refused_with_the_nearest_one() -> None:
+    """As subcommands are."""
+    done = CliRunner().invoke(main, ["stauts"])
+    assert done.exit_code == 2
+    assert "No such command 'stauts'. Did you mean 'status'?" in done.output
+    assert CliRunner().invoke(main, ["zzzzzz"]).output.endswith("No such command 'zzzzzz'.\n")

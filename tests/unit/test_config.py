@@ -661,3 +661,30 @@ def test_a_loggers_sink_needs_an_address_and_a_certificate_its_key(tmp_path: Pat
         load(path, {})
     path.write_text('[intake]\nlisten = "127.0.0.1:9001"\ncertificate_file = "a.crt"\nkey_file = "a.key"\n')
     assert load(path, {}).intake.certificate_file == str(tmp_path / "a.crt")
+
+
+def test_a_mistake_in_toml_is_shown_with_its_line(tmp_path: Path) -> None:
+    """And a mark below its column."""
+    with pytest.raises(OperatorError) as error:
+        load(_file(tmp_path, '# first\n[sidecar\nlisten = "127.0.0.1:1"\n'), {})
+    *_, line, mark = str(error.value).splitlines()
+    assert line == "    [sidecar"
+    assert mark.index("^") == len(line)
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("QUANTDRIFT_SAMPLING_RATE", "did you mean `QUANTDRIFT__SAMPLING__RATE`"),
+        ("QUANTDRIFT__SAMPLING__RAT", "no option `rat`: did you mean `rate`"),
+        ("QUANTDRIFT__SAMPLIN__RATE", "no section `samplin`: did you mean `sampling`"),
+    ],
+)
+def test_a_variable_that_sets_nothing_is_named_with_what_was_meant(
+    variable: str, hint: str, tmp_path: Path
+) -> None:
+    """Variables of secrets, and those of others, are no mistakes."""
+    path = _file(tmp_path, "")
+    with pytest.raises(OperatorError, match=hint):
+        load(path, {variable: "0.5"})
+    load(path, {"QUANTDRIFT_DSN": "x", "QUANTDRIFT_SAMPLING_SALT": "x", "SAMPLING_RATE": "1"})

@@ -319,7 +319,9 @@ def test_the_reason_names_the_signal_that_decided() -> None:
         (TAIL.kind, Metric.DIVERGENCE),
     )
     assert len({reason_of(*signal, page=page) for signal in signals for page in (True, False)}) == 8
-    assert reason_of(BUDGET.kind, Metric.FLIP, page=True) == "the share of changed answers is above the budget"
+    assert (
+        reason_of(BUDGET.kind, Metric.FLIP, page=True) == "the share of changed answers is above the budget"
+    )
     assert reason_of(BUDGET.kind, Metric.DIVERGENCE, page=True) == "the mean divergence is above the budget"
     assert "tail" in reason_of(TAIL.kind, Metric.DIVERGENCE, page=True)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from quantdrift.core.config.address import AddressError, ServerUrl, read_server_url
 from quantdrift.core.config.schema import Config, Model, Notify, Reference, Shadow, Stream, Telemetry
+from quantdrift.core.config.watching import WebhookFormat
 
 _HTTP: Final = ("https", "http")
 _ANY: Final = (*_HTTP, "grpcs", "grpc")
@@ -42,7 +43,8 @@ def connection_problems(config: Config) -> Iterator[str]:
     ):
         if section.key_file and not section.certificate_file:
             yield f"{name}.key_file is set without {name}.certificate_file: name the certificate of this key"
-    if config.notify.webhook_url and not config.notify.webhook_key_file:
+    is_for_programs = config.notify.webhook_format is WebhookFormat.JSON
+    if config.notify.webhook_url and is_for_programs and not config.notify.webhook_key_file:
         yield (
             "notify.webhook_url is set without notify.webhook_key_file: create a key file with `quantdrift keys new FILE`, so"
             " that the receiver can check who sends"

@@ -5,6 +5,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +378,8 @@ def _override(
     wrong = []
     for name, text in env.items():
         if not name.startswith(PREFIX):
+            if meant := _options_with_one_mark().get(name):
+                wrong.append(f"{name}: this variable sets nothing; did you mean `{meant}`?")
             continue
         *parents, option = name.removeprefix(PREFIX).lower().split("__")
         try:
@@ -386,6 +389,18 @@ def _override(
         else:
             overridden[name] = (*parents, option)
     return overridden, wrong
+
+
+@cache
+def _options_with_one_mark() -> Mapping[str, str]:
+    """Return the right names of variables by those with `_` in place of `__`."""
+    names = (
+        (section.name, option.name)
+        for section in msgspec.structs.fields(Config)
+        if isinstance(section.default, msgspec.Struct)
+        for option in msgspec.structs.fields(type(section.default))
+    )
+    return {f"QUANTDRIFT_{'_'.join(name)}".upper(): f"{PREFIX}{'__'.join(name)}".upper() for name in names}
 
 
 def _set(document: dict[str, Any], parents: Sequence[str], option: str, text: str) -> None:
@@ -399,15 +414,17 @@ def _set(document: dict[str, Any], parents: Sequence[str], option: str, text: st
         table, kind = table.setdefault(parent, {}), typing.cast("type[Config]", inner)
         if not isinstance(table, dict):
             raise ValueError(f"`{parent}` is a list: give the whole list as JSON")  # noqa: TRY004 - a person's text
-    hint = typing.get_type_hints(kind).get(option)
+    hints = typing.get_type_hints(kind)
+    hint = hints.get(option)
+    if hint is None:
+        raise ValueError(f"there is no option `{option}`: {nearest(option, list(hints))}")
     if hint is str or (isinstance(hint, type) and issubclass(hint, StrEnum)):
         table[option] = text
         return
     try:
         table[option] = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        allows = "" if hint is None else f", and it must be {allowed(hint)}"
-        raise ValueError(f"`{text[:64]}` is not JSON{allows}") from error
+        raise ValueError(f"`{text[:64]}` is not JSON, and it must be {allowed(hint)}") from error
 
 
 def _resolve(config: Config, base: Path) -> Config:

@@ -4,13 +4,16 @@ A part contains only `[[models]]` and `[[slices]]`, so that teams can mount, add
 the whole installation are in the main file.
 """
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.text import plain
 
 DIRECTORY = "models.d"
+_MOST_SHOWN = 200  # characters of a line with a mistake
 _LISTS = ("models", "slices")
 _FILES = ("path", "token_file", "canaries")
 
@@ -89,8 +92,20 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise OperatorError(f"no configuration file at {path}: give one with --config") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
+        raise OperatorError(f"{path} cannot be read: {error}{_line(path, str(error))}") from error
+    except (OSError, UnicodeDecodeError) as error:
         raise OperatorError(f"{path} cannot be read: {error}") from error
+
+
+def _line(path: Path, error: str) -> str:
+    """Return the line that the parser names, below its message, with a mark under the column; empty: it names none."""
+    place = re.search(r"line (\d+), column (\d+)", error)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if place is None or int(place[1]) > len(lines):
+        return ""
+    line = plain(lines[int(place[1]) - 1].replace("\t", " "))
+    return f"\n    {line}\n    {'^':>{int(place[2])}}" if len(line) <= _MOST_SHOWN else ""
 
 
 def _extend(document: dict[str, Any], name: str, more: Any, part: Path) -> None:

@@ -17,6 +17,14 @@ class Provider(StrEnum):
     CPU = "cpu"
 
 
+class WebhookFormat(StrEnum):
+    """What is sent to a webhook."""
+
+    JSON = "json"  # the whole change, signed, for a program
+    SLACK = "slack"  # a message of Slack's Block Kit
+    TEAMS = "teams"  # a message with an Adaptive Card
+
+
 class Shadow(Section, frozen=True, kw_only=True):
     """The worker that replays exchanges through the FP32 reference."""
 
@@ -206,11 +214,20 @@ class Notify(Section, frozen=True, kw_only=True):
         str, about("File with `name=value` lines that are sent to Alertmanager, such as tokens. Empty: none.")
     ] = ""
     webhook_url: Annotated[
-        str, about("Address that gets each alert as a signed JSON document by POST. Empty: none.")
+        str,
+        about("Address that gets each change of an alert by POST, as `webhook_format` says. Empty: none."),
     ] = ""
+    webhook_format: Annotated[
+        WebhookFormat,
+        about(
+            "What it gets: `json`, a signed document for a program, or a message for the incoming webhook of a chat: `slack` or `teams`."
+        ),
+    ] = WebhookFormat.JSON
     webhook_key_file: Annotated[
         str,
-        about("Key file (`quantdrift keys new FILE`) whose current key signs what is sent to webhook_url."),
+        about(
+            "Key file (`quantdrift keys new FILE`) whose current key signs what is sent to webhook_url. A chat needs none."
+        ),
     ] = ""
     webhook_headers_file: Annotated[
         str, about("File with `name=value` lines that are sent to webhook_url, such as tokens. Empty: none.")

@@ -1,4 +1,4 @@
-"""Alerts to a webhook: one signed JSON document for each change, at least once.
+"""Alerts to a webhook: one signed JSON document, or one message of a chat, for each change, at least once.
 
 What waits is in the table `outbox`, written in the transaction of the change, so nothing is lost while the receiver or the
 monitor is away. A failure delays that event alone: twice as long each time, up to `LONGEST_S`, without end. A document that
@@ -17,6 +17,7 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
+from quantdrift.core.config.watching import WebhookFormat
 from quantdrift.core.errors import RetryError
 from quantdrift.core.keys import Key, KeyFile
 from quantdrift.core.links import alert_link, alert_page
@@ -26,6 +27,7 @@ from quantdrift.core.text import plain, unmarked
 from quantdrift.core.tls import Tls
 from quantdrift.facts.events import event_of
 from quantdrift.facts.words.incident import mitigated_sentence
+from quantdrift.monitor.notify.chat import message
 from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
 from quantdrift.storage.alerts.alerts import (
     AlertFact,
@@ -103,13 +105,18 @@ class WebhookSender:
 
     async def _send(self, receiver: Receiver, delivery: Delivery) -> Failure | None:
         key = self._keys.current if self._keys is not None else None
-        if key is None:
+        kind = self._config.notify.webhook_format
+        if key is None and (kind is WebhookFormat.JSON or self._keys is not None):
             return Failure(
                 reason=Reason.SETUP, text="notify.webhook_key_file cannot be read, so nothing is signed"
             )
-        body = document(delivery, self._config)
-        signed = signature(key, int(self._clock.now().timestamp()), body)
-        return await receiver.post("", body, {SIGNATURE: signed})
+        if kind is WebhookFormat.JSON:
+            body = document(delivery, self._config)
+        else:
+            why = mitigated(delivery.alert) if delivery.alert.mitigation else ""
+            body = message(kind, delivery, self._config, mitigated=why)
+        at_s = int(self._clock.now().timestamp())
+        return await receiver.post("", body, {} if key is None else {SIGNATURE: signature(key, at_s, body)})
 
 
 def pause_s(attempts: int) -> float:
