@@ -63,7 +63,7 @@ def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(
     assert "less accurate than the reference" in said  # the true labels say so, too
     assert "Acknowledge: quantdrift alerts ack" in said
     assert "People: at least" in said
-    assert "flips int8-2" in said
+    assert "changed, int8-2" in said
     assert "live page     http://127.0.0.1:" in said
     page = (demo_directory / "report.html").read_text(encoding="utf-8")
     assert "scanner=archive" in page
