@@ -306,7 +306,7 @@ async def test_commands_write_one_entry_each_with_the_databases_user(
 ) -> None:
     """Whatever the environment says of the user; the person's reason is a note."""
     await a_discovered_slice(database, record)
-    dsn = await login(MONITOR, "anna")
+    dsn = await login(OPERATOR, "anna")
     anna = dsn.partition("//")[2].partition(":")[0]
     config = f'[stream]\nurl = "{nats_url}"\nname = "t-{secrets.token_hex(6)}"\n{FILE}'
     for arguments in (

@@ -234,15 +234,15 @@ def test_a_stream_without_the_token_is_refused(tmp_path: Path, nats_url: str) ->
     It ends without an error, with which an Envoy that does not fail open would fail the request.
     """
     token = tmp_path / "token"
-    token.write_text("t0ken\n")
+    token.write_text("t0ken-of-16-characters\n")
     with pod(tmp_path, nats_url, INTAKE__TOKEN_FILE=token) as made:
 
         async def each(channel: grpc.aio.Channel) -> None:
             whole = exchange(headers=FAINT)
-            for text in ("t0ken", "Bearer t0ke", "Bearer "):
+            for text in ("t0ken-of-16-characters", "Bearer t0ke", "Bearer "):
                 await tell(channel, whole, authorization=text)
             assert await tell(channel, []) is grpc.StatusCode.OK
-            assert await tell(channel, whole, authorization="Bearer t0ken") is grpc.StatusCode.OK
+            assert await tell(channel, whole, authorization="Bearer t0ken-of-16-characters") is grpc.StatusCode.OK
 
         talk(made, each)
         wait(lambda: made.count("published") == 1, "the one that has it is published")
