@@ -242,7 +242,10 @@ def test_a_stream_without_the_token_is_refused(tmp_path: Path, nats_url: str) ->
             for text in ("t0ken-of-16-characters", "Bearer t0ke", "Bearer "):
                 await tell(channel, whole, authorization=text)
             assert await tell(channel, []) is grpc.StatusCode.OK
-            assert await tell(channel, whole, authorization="Bearer t0ken-of-16-characters") is grpc.StatusCode.OK
+            assert (
+                await tell(channel, whole, authorization="Bearer t0ken-of-16-characters")
+                is grpc.StatusCode.OK
+            )
 
         talk(made, each)
         wait(lambda: made.count("published") == 1, "the one that has it is published")

@@ -29,16 +29,22 @@ WORDS = AlertText(
     ),
     do_now=(Step(text="Route scanner=faint to the FP32 model."), Step(text="Say that you look into it.")),
 )
-PLAIN = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "plain_text"},
-        "text": {"type": "string", "minLength": 1, "maxLength": 3000},
-        "emoji": {"type": "boolean"},
-    },
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
+
+
+def _plain(most: int) -> dict[str, Any]:
+    """Return the schema of a plain text."""
+    return {
+        "type": "object",
+        "properties": {
+            "type": {"const": "plain_text"},
+            "text": {"type": "string", "minLength": 1, "maxLength": most},
+            "emoji": {"type": "boolean"},
+        },
+        "required": ["type", "text"],
+        "additionalProperties": False,
+    }
+
+
 # https://docs.slack.dev/reference/block-kit/blocks: header, section and actions with buttons.
 SLACK = {
     "type": "object",
@@ -52,16 +58,13 @@ SLACK = {
                     {
                         "properties": {
                             "type": {"const": "header"},
-                            "text": {
-                                **PLAIN,
-                                "properties": {**PLAIN["properties"], "text": {"maxLength": 150}},
-                            },  # type: ignore[dict-item]
+                            "text": _plain(150),
                         },
                         "required": ["type", "text"],
                         "additionalProperties": False,
                     },
                     {
-                        "properties": {"type": {"const": "section"}, "text": PLAIN},
+                        "properties": {"type": {"const": "section"}, "text": _plain(3000)},
                         "required": ["type", "text"],
                         "additionalProperties": False,
                     },
@@ -74,7 +77,7 @@ SLACK = {
                                 "items": {
                                     "properties": {
                                         "type": {"const": "button"},
-                                        "text": PLAIN,
+                                        "text": _plain(3000),
                                         "url": {"type": "string", "maxLength": 3000, "pattern": "^https://"},
                                     },
                                     "required": ["type", "text"],

@@ -12,7 +12,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.config.watching import WebhookFormat
 from quantdrift.core.links import alert_page
 from quantdrift.core.text import plain, unmarked
-from quantdrift.facts.words.alert import SINCE
+from quantdrift.facts.words.happened import SINCE
 from quantdrift.facts.words.text import AlertText
 from quantdrift.storage.alerts.alerts import Delivery
 
