@@ -123,7 +123,7 @@ async def test_beside_a_verdict_the_collector_gets_whether_the_version_serves_an
             ]
             return bool(points) and (points[-1].attributes, points[-1].value) == (attributes, value)
 
-        assert await asyncio.to_thread(otlp_receiver.wait_for, newest, 60), (name, value, others)
+        assert await asyncio.to_thread(otlp_receiver.wait_for, newest, 120), (name, value, others)
 
     async with running_monitor(postgres_dsn, tmp_path, otlp_receiver.endpoint) as process:
         await said(2.0)  # its comparisons are of long ago

@@ -44,7 +44,7 @@ def test_a_noisy_slice_is_unknown_and_does_not_page() -> None:
     assert not any(row.to_verdict in {Verdict.WARNING, Verdict.FIRING} for row in outcome.transitions)
     assert verdict_of(fold, FAINT_ID) == (
         Verdict.UNKNOWN,
-        "noise: the reference differs from itself by too large a part of the flip budget in this slice",
+        "noise: the reference differs from itself by too large a part of the budget for changed answers in this slice",
     )
     assert verdict_of(fold, CLEAR_ID)[0] is Verdict.OK
     assert floor_of(outcome, FAINT_ID).own
@@ -82,7 +82,7 @@ def test_a_slice_that_is_little_known_has_the_allowance_of_its_version() -> None
     assert allowance_of(outcome, FAINT_ID) == floor_of(outcome, 0).added > 0.01
     assert verdict_of(fold, FAINT_ID) == (
         Verdict.UNKNOWN,
-        "noise: the reference differs from itself by too large a part of the flip budget",
+        "noise: the reference differs from itself by too large a part of the budget for changed answers",
     )
 
 
