@@ -53,8 +53,8 @@ _LOG_LEVEL = pytest.StashKey[int]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Return for `-n auto` two processes more than there are cores: tests wait for others two fifths of their time."""
-    return len(os.sched_getaffinity(0)) + 2 if config.option.numprocesses == "auto" else None
+    """Return for `-n auto` one process more than there are cores: tests wait a third of their time."""
+    return len(os.sched_getaffinity(0)) + 1 if config.option.numprocesses == "auto" else None
 
 
 @pytest.hookimpl(optionalhook=True)
