@@ -30,6 +30,7 @@ _LEAST_REQUESTS: Final = 20
 _LEAST_ITEMS: Final = 100
 _MOST_SLICES: Final = 8
 _MOST_RARE: Final = 8
+_MOST_SHOWN: Final = 4
 _MOST_COLUMNS: Final = 256
 _MOST_GROUPS: Final = 8
 _RATES: Final = ((10.0, 1.0), (100.0, 0.1), (1000.0, 0.02))  # up to so many requests a second, this share
@@ -114,7 +115,6 @@ class Proposal(msgspec.Struct, kw_only=True):
     rate: float = 0.05
     requests_per_s: float | None = None
     flip: float = 0.01
-    webhook: str = ""
     otlp: str = ""
     notes: list[str] = []
 
@@ -160,13 +160,13 @@ def choose(reference: ModelFile, rows: Mapping[str, Array] | None = None) -> Cho
 
 
 def _nothing_to_compare(reference: ModelFile) -> str:
-    given = ", ".join(str(spec) for spec in reference.outputs) or "none that is a tensor"
+    outputs = ", ".join(str(spec) for spec in reference.outputs) or "none that is a tensor"
     zipmap = (
         " Export it without ZipMap (options={'zipmap': False}), so that it gives probabilities."
         if reference.maps
         else ""
     )
-    return f"{reference.path} has no output of floating-point numbers that could be compared; its outputs: {given}.{zipmap}"
+    return f"{reference.path} has no output of floating-point numbers that could be compared; its outputs: {outputs}.{zipmap}"
 
 
 def _detection(reference: ModelFile) -> dict[str, str]:
@@ -285,7 +285,8 @@ def name_of(
     if names:
         others = [name for name in names if name != names[0]]
         return names[0], [f"other models are served, too: {', '.join(others)}"] if others else []
-    return re.sub(r"[-_.]?(fp32|f32|float32|reference)$", "", reference.stem) if reference else "model", []
+    stem = re.sub(r"[-_.]?(fp32|f32|float32|reference)$", "", reference.stem) if reference else ""
+    return stem or "model", []
 
 
 def rate_of(requests_per_s: float) -> float:
@@ -310,6 +311,9 @@ def use_traffic(proposal: Proposal, traffic: Traffic, inputs: Mapping[str, Array
         if n:
             proposal.notes.append(f"{n} requests are too few to propose slices: at least {_LEAST_REQUESTS}")
         return
+    versions = [version for model in models for version in model.versions]
+    if versions:
+        proposal.notes.append(f"versions on the wire: {', '.join(versions[:_MOST_SHOWN])}")
     headers = [header for header in _own(models) if header.n >= n / 10]
     for header in headers:
         if _PERSON.fullmatch(header.name) and header.n_values > _FEW and not proposal.person:

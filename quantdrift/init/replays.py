@@ -1,7 +1,7 @@
 """The first comparisons: captured exchanges, read by a configuration and replayed through its reference as a worker does it."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -72,17 +72,8 @@ def recorded(config: Config, kept: Sequence[Kept]) -> tuple[list[Exchange], Coun
     return exchanges, problems
 
 
-def captured_inputs(exchanges: Sequence[Exchange]) -> dict[str, Array]:
-    """Return the inputs of exchanges with items of one shape, joined by name : (items, ...); without those of other shapes."""
-    return _joined([exchange.inputs for exchange in exchanges])
-
-
-def captured_outputs(exchanges: Sequence[Exchange]) -> dict[str, Array]:
-    """Return the candidate's outputs likewise."""
-    return _joined([exchange.outputs for exchange in exchanges])
-
-
-def _joined(sides: Sequence[Sequence[Tensor]]) -> dict[str, Array]:
+def joined(sides: Iterable[Sequence[Tensor]]) -> dict[str, Array]:
+    """Return the tensors of exchanges by name : (items, ...); without those whose items have another shape than the first."""
     by_name: dict[str, list[Array]] = {}
     for tensors in sides:
         for tensor in tensors:

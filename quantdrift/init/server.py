@@ -17,10 +17,9 @@ _MOST_MODELS: Final = 64
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that a server has, with the versions and the outputs that it names; each may be empty."""
+    """A model that a server has, with the outputs that it names, if it names any."""
 
     name: str
-    versions: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
 
@@ -102,10 +101,9 @@ def _of_open_inference(url: str, name: str) -> ServedModel | None:
     metadata = _document(f"{url}/v2/models/{quote(name, safe='')}")
     if not isinstance(metadata, dict):
         return None
-    versions, outputs = metadata.get("versions"), metadata.get("outputs")
+    outputs = metadata.get("outputs")
     return ServedModel(
         name=plain(name),
-        versions=tuple(plain(str(version)) for version in versions) if isinstance(versions, list) else (),
         outputs=tuple(_text(output, "name") for output in outputs if isinstance(output, dict))
         if isinstance(outputs, list)
         else (),

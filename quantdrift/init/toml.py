@@ -71,10 +71,6 @@ def _lines(proposal: Proposal) -> Iterator[str]:
         yield f"name = {_value(f'{header}={value}')}"
         yield f"headers = {{ {_key(header)} = {_value(value)} }}"
         yield "rate = 1.0"
-    if proposal.webhook:
-        yield ""
-        yield "[notify]"
-        yield _option("webhook_url", proposal.webhook, "alerts go there")
     yield ""
     yield "[telemetry]"
     yield _option("otlp_endpoint", proposal.otlp, "your OpenTelemetry collector: alerts and gauges go there")

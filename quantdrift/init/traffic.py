@@ -15,8 +15,9 @@ import numpy as np
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.schema import MIB, Model, Sampling, Sidecar
+from quantdrift.core.config.strata import MAX_VALUE_BYTES
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.records import Protocol, Tensor
+from quantdrift.core.records import Protocol
 from quantdrift.core.text import plain
 from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, lengths, parse
 from quantdrift.sidecar.protocols import DECODERS
@@ -34,6 +35,9 @@ MOST_VALUES: Final = 64
 """Most values that are kept of a header; with more it is no group of requests."""
 _MOST_HEADERS: Final = 64
 _MOST_MODELS: Final = 64
+_MOST_VERSIONS: Final = 64
+_MOST_REASONS: Final = 32
+_WAITING_BYTES: Final = 64 * MIB
 _MOST_KEPT: Final = 256
 _KEPT_BYTES: Final = 64 * MIB
 _MOST_FILES: Final = 512
@@ -76,12 +80,10 @@ class SeenModel(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     protocol, name
         As on the wire.
-    versions, outputs
-        Of the answers that could be read.
+    versions
+        Of the answers that could be read, the most frequent first.
     n
         Requests.
-    n_read, n_items
-        Requests that could be read, and the items in them: the length of the first input.
     headers
         In the order of their names.
     """
@@ -89,10 +91,7 @@ class SeenModel(msgspec.Struct, frozen=True, kw_only=True):
     protocol: Protocol
     name: str
     versions: tuple[str, ...]
-    outputs: tuple[str, ...]
     n: int
-    n_read: int
-    n_items: int
     headers: tuple[SeenHeader, ...]
 
 
@@ -146,7 +145,7 @@ async def watch(
         Sidecar(),
         routes=Routes(DECODERS),
         sampler=Sampler(Sampling(rate=1.0), b"", ExchangeIds(), time.time()),
-        send_frame=watcher.take,
+        send_frame=watcher.add,
         slot=Counters.create(1, 1).slot(0),
         clock=SystemClock(),
     )
@@ -154,6 +153,7 @@ async def watch(
     relay = Relay(server.host, server.port, scope, loop)
     listener = Listener(_socket(listen), relay, _MOST_FILES)
     began = loop.time()
+    reading = asyncio.create_task(watcher.read_all())
     listener.open()
     try:
         while (left := began + seconds - loop.time()) > 0 and not 0 < most_requests <= watcher.n:
@@ -166,6 +166,8 @@ async def watch(
             async with asyncio.timeout(_DRAIN_S):
                 await relay.drain()
         relay.abort()
+        watcher.end()
+    await reading
     return watcher.seen(loop.time() - began)
 
 
@@ -181,26 +183,53 @@ def _socket(listen: str) -> socket.socket:
 
 
 class _Watcher:
-    """Counts what the relay observed, in bounded memory."""
+    """Counts what the relay observed, in bounded memory and in a thread of its own: requests do not wait for it.
+
+    Frames that come faster than they are read are counted as requests, and not looked at.
+    """
 
     def __init__(self) -> None:
         self.n = 0
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._n_waiting_bytes = 0
         self._routes = Routes(DECODERS)
         self._models: dict[tuple[Protocol, str], _Model] = {}
         self._unread: Counter[str] = Counter()
         self._kept: list[Kept] = []
         self._n_bytes = 0
 
-    def take(self, _stratum: int, buffers: Sequence[bytes | memoryview]) -> None:
-        """Take the frame of an exchange; called by the observers."""
+    def add(self, _: int, buffers: Sequence[bytes | memoryview]) -> None:
+        """Add the frame of an exchange; called by the observers, on the loop that relays."""
         self.n += 1
-        frame = memoryview(b"".join(buffers))
-        _, n_meta = lengths(frame[:HEAD_BYTES])
-        meta, request, response = parse(n_meta, frame[HEAD_BYTES:])
+        n_bytes = sum(map(len, buffers))
+        if self._n_waiting_bytes + n_bytes > _WAITING_BYTES:
+            self._count_unread("came faster than it could be read")
+            return
+        self._n_waiting_bytes += n_bytes
+        self._waiting.put_nowait(b"".join(buffers))
+
+    def end(self) -> None:
+        """Add no more: `read_all` returns once it has read what waits."""
+        self._waiting.put_nowait(None)
+
+    async def read_all(self) -> None:
+        """Read frames until the end."""
+        while (frame := await self._waiting.get()) is not None:
+            await asyncio.to_thread(self._read, frame)
+            self._n_waiting_bytes -= len(frame)
+
+    def _read(self, frame: bytes) -> None:
+        content = memoryview(frame)
+        _, n_meta = lengths(content[:HEAD_BYTES])
+        meta, request, response = parse(n_meta, content[HEAD_BYTES:])
         try:
-            self._look(meta, bytes(request), bytes(response))
+            self._read_exchange(meta, bytes(request), bytes(response))
         except LostError as error:
-            self._unread[str(error)] += 1
+            self._count_unread(str(error))
+
+    def _count_unread(self, reason: str) -> None:
+        known = reason in self._unread or len(self._unread) < _MOST_REASONS
+        self._unread[reason if known else "other reasons"] += 1
 
     def seen(self, seconds: float) -> Traffic:
         """Return what was seen so far."""
@@ -209,10 +238,10 @@ class _Watcher:
             seconds=seconds,
             models=tuple(model.seen(protocol, name) for (protocol, name), model in models),
             kept=tuple(self._kept),
-            unread=dict(self._unread.most_common(_MOST_MODELS)),
+            unread=dict(self._unread.most_common()),
         )
 
-    def _look(self, meta: RawMeta, request: bytes, response: bytes) -> None:
+    def _read_exchange(self, meta: RawMeta, request: bytes, response: bytes) -> None:
         head = parse_head(request[: meta.request_head_bytes])
         route = self._routes.route(head.method, head.path)
         if route is None:
@@ -225,7 +254,7 @@ class _Watcher:
         try:
             query = decoder.request(head, body, wire)
         except LostError:
-            self._model(route.protocol, route.model).count(head)
+            self._model(route.protocol, unquote(route.model)).count(head)
             raise
         name = query.model or unquote(route.model)
         model = self._model(route.protocol, name)
@@ -234,20 +263,20 @@ class _Watcher:
             raise LostError(meta.lost, "there is no whole answer")
         answer = parse_head(response[: meta.response_head_bytes])
         if not 200 <= answer.status < 300:
-            self._unread[f"error_status: HTTP {answer.status}"] += 1
+            self._count_unread(f"error_status: HTTP {answer.status}")
             return
         content = read_body(answer, response[meta.response_head_bytes :], Sidecar().max_exchange_bytes)
         reply = decoder.response(
             answer, content, query, msgspec.structs.replace(wire, model=Model(name=name or "-"))
         )
-        model.read(query.inputs, reply.outputs, reply.version or query.version or unquote(route.version))
+        model.count_version(reply.version or query.version or unquote(route.version))
         n_bytes = len(request) + len(response)
         if len(self._kept) < _MOST_KEPT and self._n_bytes + n_bytes <= _KEPT_BYTES:
             self._n_bytes += n_bytes
             self._kept.append(Kept(plain(name), meta, request, response))
 
     def _model(self, protocol: Protocol, name: str) -> "_Model":
-        key = (protocol, plain(unquote(name)))
+        key = (protocol, plain(name))
         if key not in self._models and len(self._models) >= _MOST_MODELS:
             key = (protocol, "")
         return self._models.setdefault(key, _Model())
@@ -257,9 +286,8 @@ class _Model:
     """The counts of one model."""
 
     def __init__(self) -> None:
-        self.n = self._n_read = self._n_items = 0
+        self.n = 0
         self._versions: Counter[str] = Counter()
-        self._outputs: Counter[str] = Counter()
         self._headers: dict[str, Counter[str]] = {}
         self._n_headers: Counter[str] = Counter()
 
@@ -271,16 +299,14 @@ class _Model:
                 continue
             values = self._headers.setdefault(name, Counter())
             self._n_headers[name] += 1
-            if value in values or len(values) <= MOST_VALUES:
-                values[value] += 1
+            kept = value[:MAX_VALUE_BYTES]
+            if kept in values or len(values) <= MOST_VALUES:
+                values[kept] += 1
 
-    def read(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], version: str) -> None:
-        """Count an exchange that could be read."""
-        self._n_read += 1
-        self._n_items += inputs[0].shape[0] if inputs and inputs[0].shape else 1
-        if version and len(self._versions) < _MOST_MODELS:
+    def count_version(self, version: str) -> None:
+        """Count the version of an exchange that could be read."""
+        if version and (version in self._versions or len(self._versions) < _MOST_VERSIONS):
             self._versions[version] += 1
-        self._outputs.update(tensor.name for tensor in outputs[:_MOST_MODELS])
 
     def seen(self, protocol: Protocol, name: str) -> SeenModel:
         """Return the counts."""
@@ -288,10 +314,7 @@ class _Model:
             protocol=protocol,
             name=name,
             versions=tuple(plain(version) for version, _ in self._versions.most_common()),
-            outputs=tuple(output for output, _ in self._outputs.most_common()),
             n=self.n,
-            n_read=self._n_read,
-            n_items=self._n_items,
             headers=tuple(
                 SeenHeader(
                     name=header,

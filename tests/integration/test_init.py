@@ -144,3 +144,15 @@ def test_what_cannot_work_is_said_and_nothing_is_written(
     assert done.returncode == 2
     assert message in done.stderr
     assert not (tmp_path / "config.toml").exists()
+
+
+def test_a_folder_of_a_language_model_is_a_reference(language_folder: Path, tmp_path: Path) -> None:
+    """Its task and its runtime are named, and it is opened."""
+    address = f"127.0.0.1:{free_port()}"
+    done = invoked("init", str(language_folder), "--yes", "--json", "--backend", address, directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (model,) = load(tmp_path / "config.toml").models
+    (reference,) = model.references
+    assert (model.task, reference.runtime) == ("generation", "transformers")
+    (text,) = json.loads(done.stdout)["checked"].values()
+    assert text.startswith("float32")

@@ -181,10 +181,7 @@ def _traffic(*headers: SeenHeader) -> Traffic:
         protocol=Protocol.OIP_REST,
         name="m",
         versions=("1",),
-        outputs=("y",),
         n=1000,
-        n_read=1000,
-        n_items=1000,
         headers=headers,
     )
     return Traffic(seconds=20.0, models=(model,), kept=(), unread={})

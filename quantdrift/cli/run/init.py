@@ -13,7 +13,9 @@ import msgspec
 from quantdrift.cli.options import JSON, emit
 from quantdrift.cli.output import ProgressLine
 from quantdrift.core.config.address import AddressError, read_address
-from quantdrift.core.config.load import load
+from quantdrift.core.config.load import config_of, load
+from quantdrift.core.config.parts import Parts
+from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
@@ -138,7 +140,9 @@ def init(
     )
     if watch_s is None:
         watch_s = (
-            60.0 if asks and click.confirm("Watch traffic there for a minute now?", default=False) else 0.0
+            60.0
+            if asks and click.confirm("Watch traffic there for a minute now?", default=False, err=True)
+            else 0.0
         )
     traffic = _watched(listen, backend, watch_s, most_requests or 0, quiet=as_json) if watch_s else None
 
@@ -164,6 +168,7 @@ def init(
     is_new = not out.exists()
     differing = [] if is_new else _differing(out, proposal, text)
     if is_new:
+        _config_of(text, out)  # for an error before anything is written
         _write(out, text)
     checked: dict[str, str] = {}
     replayed = ""
@@ -254,8 +259,8 @@ def _say_server(backend: str, server: Server | None, say: _Say) -> None:
         return
     names = ", ".join(model.name for model in server.models[:_MOST_SHOWN])
     protocols = ", ".join(server.protocols)
-    told = f"speaks {protocols}" if protocols else "answers, in no protocol that is known by its addresses"
-    say(f"{backend}: {plain(server.name) or 'a server'} {told}{f'; its models: {names}' if names else ''}")
+    speech = f"speaks {protocols}" if protocols else "answers, in no protocol that is known by its addresses"
+    say(f"{backend}: {plain(server.name) or 'a server'} {speech}{f'; its models: {names}' if names else ''}")
 
 
 def _choice(model_file: ModelFile | None, reference: Path | None, server: Server | None) -> Choice:
@@ -292,9 +297,7 @@ def _requests(n: Any) -> str:
 
 def _learn(proposal: Proposal, traffic: Traffic, model_file: ModelFile | None, out: Path) -> None:
     """Put into the proposal what the traffic tells."""
-    from quantdrift.core.config.load import config_of
-    from quantdrift.core.config.parts import Parts
-    from quantdrift.init.replays import captured_inputs, captured_outputs, recorded
+    from quantdrift.init.replays import joined, recorded
 
     n = sum(model.n for model in traffic.models)
     proposal.notes.append(f"{n:,} inference requests came in {traffic.seconds:.0f} s")
@@ -302,11 +305,16 @@ def _learn(proposal: Proposal, traffic: Traffic, model_file: ModelFile | None, o
         f"could not be read, {count}: {reason}"
         for reason, count in list(traffic.unread.items())[:_MOST_SHOWN]
     ]
-    config = config_of(Parts(tomllib.loads(text_of(proposal)), {}), out, {})
+    config = _config_of(text_of(proposal), out)
     exchanges, _ = recorded(config, [entry for entry in traffic.kept if entry.model == proposal.name])
     if model_file is not None and exchanges:
-        proposal.choice = choose(model_file, captured_outputs(exchanges))
-    use_traffic(proposal, traffic, captured_inputs(exchanges))
+        proposal.choice = choose(model_file, joined(exchange.outputs for exchange in exchanges))
+    use_traffic(proposal, traffic, joined(exchange.inputs for exchange in exchanges))
+
+
+def _config_of(text: str, out: Path) -> Config:
+    """Return the configuration that a text would be in its place, whatever the environment sets."""
+    return config_of(Parts(tomllib.loads(text), {}), out, {})
 
 
 def _of_candidate(candidate: ModelFile, reference: ModelFile | None) -> list[str]:
@@ -336,12 +344,14 @@ def _ask_all(proposal: Proposal) -> None:
         values = ", ".join(list(shares)[:_MOST_SHOWN])
         more = ", ..." if len(shares) > _MOST_SHOWN else ""
         if not click.confirm(
-            f"Record the header {header} ({values}{more}) and watch each value as a slice?", default=True
+            f"Record the header {header} ({values}{more}) and watch each value as a slice?",
+            default=True,
+            err=True,
         ):
             del proposal.headers[header]
             proposal.rare = tuple(entry for entry in proposal.rare if entry[0] != header)
     if proposal.person and not click.confirm(
-        f"Does the header {proposal.person} name a person or session?", default=True
+        f"Does the header {proposal.person} name a person or session?", default=True, err=True
     ):
         proposal.person = ""
     proposal.flip = click.prompt(

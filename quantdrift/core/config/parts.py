@@ -100,12 +100,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _line(path: Path, error: str) -> str:
     """Return the line that the parser names, below its message, with a mark under the column; empty: it names none."""
-    place = re.search(r"line (\d+), column (\d+)", error)
+    position = re.search(r"line (\d+), column (\d+)", error)
     lines = path.read_text(encoding="utf-8").splitlines()
-    if place is None or int(place[1]) > len(lines):
+    if position is None or int(position[1]) > len(lines):
         return ""
-    line = plain(lines[int(place[1]) - 1].replace("\t", " "))
-    return f"\n    {line}\n    {'^':>{int(place[2])}}" if len(line) <= _MOST_SHOWN else ""
+    line = plain(lines[int(position[1]) - 1].replace("\t", " "))
+    return f"\n    {line}\n    {'^':>{int(position[2])}}" if len(line) <= _MOST_SHOWN else ""
 
 
 def _extend(document: dict[str, Any], name: str, more: Any, part: Path) -> None:
