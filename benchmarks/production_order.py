@@ -35,6 +35,7 @@ GOALS: Final[Mapping[str, tuple[float, bool]]] = {
     "canary_delay_ratio": (1.3, True),
     "release_delay_ratio": (1.3, True),
     "noise_pages": (0.05, True),
+    "noise_delay_ratio": (1.5, True),
     "growth_over_named": (1.5, True),
 }
 

@@ -54,6 +54,7 @@ from quantdrift.shadow.pipeline.tracing import NoSpans, OtlpSpans, Spans
 from quantdrift.shadow.pipeline.validate import AttributeRules
 from quantdrift.shadow.replay.candidate_noise import Rechecks
 from quantdrift.shadow.replay.noise import Noise
+from quantdrift.shadow.replay.noise_suspects import NoiseSuspects
 from quantdrift.shadow.replay.references import Load, References, is_remote
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.shadow.slices.refresh import SliceRefresh
@@ -324,6 +325,10 @@ async def _work(
                 ("watching the stream", lambda: lag.look_and_wait(queue, drained)),
                 ("reading clusterings", clusterings.refresh_and_wait),
                 ("reading discovered slices", discovered.refresh_and_wait),
+                (
+                    "reading suspect slices",
+                    NoiseSuspects(database, assessor.noise.suspect, drained).refresh_and_wait,
+                ),
                 ("storing the shares of values", lambda: _store_shares(writer, drained)),
                 *(() if exemplars is None else (("keeping exemplars", exemplars.keep_one),)),
                 ("reporting the configuration", lambda: _report(database, config, clock, drained)),

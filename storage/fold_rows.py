@@ -179,7 +179,8 @@ class SessionRow(_Row, frozen=True, kw_only=True):
 class NoiseRow(_Row, frozen=True, kw_only=True):
     """An item that was computed twice; columns as in `noise`, `pi` is the total inclusion probability.
 
-    `slice_ids` is None where the worker did not store them: the item then counts for the version alone.
+    `slice_ids` is None where the worker did not store them: the item then counts for the version alone. `candidate_flip` and
+    `candidate_divergence` are those of its comparison, of the candidate with the first replay; None where that is not known.
     """
 
     exchange_id: str
@@ -191,6 +192,34 @@ class NoiseRow(_Row, frozen=True, kw_only=True):
     flip: float | None
     divergence: float | None
     slice_ids: tuple[int, ...] | None = None
+    candidate_flip: float | None = None
+    candidate_divergence: float | None = None
+
+
+class PairRow(_Row, frozen=True, kw_only=True):
+    """The test of whether noise explains a metric of a slice; columns as in `noise_test`."""
+
+    model_version_id: int
+    slice_id: int
+    metric: str
+    suspect: bool
+    budget: float
+    since_us: int
+    n: int
+    wealth: tuple[float, ...]
+    shown: bool
+    explained: bool = False
+    unpaired: bool = False
+    enough_us: int = 0
+    enough_groups: int = 0
+    enough_n: int = 0
+    paired_us: int = 0
+    fold_seq: int = 0
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """Version, slice and metric."""
+        return self.model_version_id, self.slice_id, self.metric
 
 
 class FloorRow(_Row, frozen=True, kw_only=True):
@@ -544,6 +573,8 @@ class Snapshot(_Row, frozen=True, kw_only=True):
         Retired slices: comparisons that still arrive for them are not watched.
     floors
         The noise floors.
+    pairs
+        The tests of whether noise explains what is measured.
     serving
         The versions that were compared within 30 days.
     compared_us
@@ -562,6 +593,7 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     retired: tuple[int, ...] = ()
     lapsed: tuple[int, ...] = ()
     floors: tuple[FloorRow, ...] = ()
+    pairs: tuple[PairRow, ...] = ()
     serving: tuple[ServingRow, ...] = ()
     compared_us: int | None = None
 
@@ -594,7 +626,8 @@ class AlertNote(_Row, frozen=True, kw_only=True):
 class FoldResult(_Row, frozen=True, kw_only=True):
     """The rows that a fold writes, in one transaction.
 
-    `forgotten_noise` are versions and slices whose noise is deleted before `floors` are written.
+    `forgotten_noise` are versions and slices whose noise is deleted before `floors` are written; `ended_pairs` are the tests, by
+    version, slice and metric, that are deleted before `pairs` are written.
     """
 
     position: Position
@@ -609,4 +642,6 @@ class FoldResult(_Row, frozen=True, kw_only=True):
     floors: tuple[FloorRow, ...] = ()
     noise_changes: tuple[NoiseChangeRow, ...] = ()
     forgotten_noise: tuple[tuple[int, int], ...] = ()
+    pairs: tuple[PairRow, ...] = ()
+    ended_pairs: tuple[tuple[int, int, str], ...] = ()
     serving: tuple[ServingRow, ...] = ()

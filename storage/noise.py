@@ -1,6 +1,7 @@
 """Noise: the items that the shadow computed twice, and the noise floors and changes that the fold writes.
 
-The floors of versions are in `noise_floor`, those of their slices in `noise_slice`.
+The floors of versions are in `noise_floor`, those of their slices in `noise_slice`; tests of whether noise explains what is measured
+in `noise_test`.
 """
 
 from collections.abc import Sequence
@@ -12,14 +13,23 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Side
-from quantdrift.storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, from_us, to_us
+from quantdrift.storage.comparisons.rows import VersionKey
+from quantdrift.storage.database import Database
+from quantdrift.storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, PairRow, from_us, to_us
 from quantdrift.storage.schema import tables
 
+# Lateral and limited: read by its key, whatever the planner believes of the number of rows.
 _NOISE: Final = text("""
-    select batch_id, exchange_id::text, side, captured_at, model_version_id, policy_id, pi1, pi2, flip, divergence,
-        slice_ids
-    from noise where batch_id = any(cast(:batches as bigint[]))
-    order by batch_id, noise.exchange_id, side, item
+    select n.batch_id, n.exchange_id::text, n.side, n.captured_at, n.model_version_id, n.policy_id, n.pi1, n.pi2, n.flip,
+        n.divergence, n.slice_ids, c.flip as candidate_flip, c.divergence as candidate_divergence
+    from noise n left join lateral (
+        select flip, divergence from comparison
+        where captured_at = n.captured_at and exchange_id = n.exchange_id and item = n.item
+            and model_version_id = n.model_version_id
+        limit 1
+    ) c on n.side = 'reference'
+    where n.batch_id = any(cast(:batches as bigint[]))
+    order by n.batch_id, n.exchange_id, n.side, n.item
 """)
 _FLOORS: Final = text("select * from noise_floor order by model_version_id, side, metric")
 _OF_SLICES: Final = text("select * from noise_slice order by model_version_id, slice_id, side, metric")
@@ -29,7 +39,36 @@ _OF_VERSION: Final = text("""
 _OF_SLICE: Final = text("""
     select * from noise_slice where model_version_id = :version and slice_id = :slice order by side, metric
 """)
+_SUSPECTS: Final = text("""
+    select distinct v.model, v.candidate_version, v.reference_digest, s.predicate
+    from noise_test t join model_version v on v.id = t.model_version_id join slice s on s.id = t.slice_id
+    where t.suspect
+""")
+_PAIRS: Final = text("select * from noise_test order by model_version_id, slice_id, metric")
+_END_PAIRS: Final = text("""
+    delete from noise_test where model_version_id = :version and slice_id = :slice and metric = :metric
+""")
 _FORGET: Final = text("delete from noise_slice where model_version_id = :version and slice_id = :slice")
+
+
+Suspects = frozenset[tuple[VersionKey, str]]
+"""Versions, and the predicates of their slices whose exchanges are replayed twice."""
+
+
+async def suspects(database: Database) -> Suspects:
+    """Return the slices that the monitor has evidence against, which noise of the reference may explain.
+
+    Raises
+    ------
+    RetryError, OperatorError
+        As `Database.begin`.
+    """
+    async with database.begin() as connection:
+        rows = (await connection.execute(_SUSPECTS)).all()
+    return frozenset(
+        (VersionKey(model=model, candidate_version=version, reference_digest=digest), predicate)
+        for model, version, digest, predicate in rows
+    )
 
 
 async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[int, tuple[NoiseRow, ...]]:
@@ -47,6 +86,8 @@ async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[
                 flip=None if row["flip"] is None else float(row["flip"]),
                 divergence=row["divergence"],
                 slice_ids=None if row["slice_ids"] is None else tuple(row["slice_ids"]),
+                candidate_flip=None if row["candidate_flip"] is None else float(row["candidate_flip"]),
+                candidate_divergence=row["candidate_divergence"],
             )
         )
     return {batch_id: tuple(rows) for batch_id, rows in noise_rows.items()}
@@ -93,6 +134,45 @@ async def write_floors(
         await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), values)
 
 
+async def pairs(connection: AsyncConnection) -> tuple[PairRow, ...]:
+    """Return the tests of whether noise explains what is measured, by version, slice and metric."""
+    rows = (await connection.execute(_PAIRS)).mappings()
+    return tuple(
+        PairRow(
+            **{name: row[name] for name in _PAIR_PLAIN},
+            since_us=to_us(row["since"]),
+            wealth=tuple(row["wealth"]),
+            enough_us=0 if row["enough_at"] is None else to_us(row["enough_at"]),
+            paired_us=0 if row["paired_at"] is None else to_us(row["paired_at"]),
+        )
+        for row in rows
+    )
+
+
+async def write_pairs(
+    connection: AsyncConnection, rows: Sequence[PairRow], ended: Sequence[tuple[int, int, str]]
+) -> None:
+    """Delete the tests that have `ended`, then insert or replace `rows`."""
+    for version_id, slice_id, metric in ended:
+        await connection.execute(_END_PAIRS, {"version": version_id, "slice": slice_id, "metric": metric})
+    if not rows:
+        return
+    values = [
+        {name: getattr(row, name) for name in _PAIR_PLAIN}
+        | {
+            "since": from_us(row.since_us),
+            "wealth": list(row.wealth),
+            "enough_at": from_us(row.enough_us) if row.enough_us else None,
+            "paired_at": from_us(row.paired_us) if row.paired_us else None,
+        }
+        for row in rows
+    ]
+    statement = upsert(tables.NoiseTestTable)
+    keys = [column.name for column in tables.NoiseTestTable.__table__.primary_key]
+    changed = {name: statement.excluded[name] for name in values[0] if name not in keys}
+    await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), values)
+
+
 async def write_noise_change(connection: AsyncConnection, row: NoiseChangeRow) -> None:
     """Store a change of noise and put its event into the outbox."""
     changed = await connection.scalar(
@@ -125,4 +205,9 @@ _PLAIN: Final = tuple(
     field.name
     for field in msgspec.structs.fields(FloorRow)
     if field.name not in {"side", "updated_us", *_OF_SLICE_ALONE}
+)
+_PAIR_PLAIN: Final = tuple(
+    field.name
+    for field in msgspec.structs.fields(PairRow)
+    if field.name not in {"since_us", "wealth", "enough_us", "paired_us"}
 )

@@ -100,6 +100,7 @@ WITHOUT_VALUES: Final[Mapping[str, str]] = MappingProxyType(
         "leader": "the process that leads",
         "noise_floor": "sums of divergences",
         "noise_slice": "sums of divergences",
+        "noise_test": "sums of divergences",
         "policy": "rates and strata of the configuration",
         "process_report": "options of processes and what is paused, as in the audit",
         "rollup_day": "sums of divergences",

@@ -16,8 +16,9 @@ from typing import NamedTuple, Self
 import msgspec
 import numpy as np
 
+from quantdrift.core.records import Metric
 from quantdrift.core.signals import signal_of
-from quantdrift.drift.detectors.protocol import DETECTORS
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS
 from quantdrift.drift.evidence import header as signal
 from quantdrift.drift.evidence.clock import DAY_MASS
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, GroupSequence, IntArray
@@ -74,6 +75,16 @@ class SignalKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
 def pages(key: SignalKey) -> bool:
     """Return whether evidence of a signal counts for pages, and not for tickets alone."""
     return signal_of(key.metric).pages
+
+
+def is_limited(key: SignalKey) -> bool:
+    """Return whether noise of the reference alone can raise a signal's mean: its evidence counts up to `SliceTable.limits`."""
+    return key.metric in LIMITED and key.kind in _MEANS
+
+
+_MEANS = (BUDGET.kind, CHANGE.kind)
+LIMITED = (Metric.FLIP.value, Metric.DIVERGENCE.value)
+"""The metrics of limited signals: those that a second replay measures."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +202,11 @@ class SliceTable:
         Per signal (rows,) as in `Survey`.
     total, page_mass, n_groups, n_armed, policy_id, missing, due_us
         (rows,) as in `Survey`.
+    unlimited
+        (rows,) the sum of the evidence for a page without `limits`.
+    limits
+        Per metric (rows,) the most evidence for a page that each of its limited signals counts for; infinite where nothing limits
+        it. Less evidence than there is keeps the bound on false pages.
     """
 
     def __init__(self) -> None:
@@ -211,15 +227,26 @@ class SliceTable:
         self.policy_id: IntArray = np.zeros(1, dtype=np.intp)
         self.missing: IntArray = np.zeros(1, dtype=np.intp)
         self.due_us: FloatArray = np.zeros(1)
+        self.unlimited: FloatArray = np.zeros(1)
+        self.limits: dict[str, FloatArray] = {metric: np.full(1, np.inf) for metric in LIMITED}
 
     def add_row(self) -> int:
         """Return the number of a row without signals."""
         if self._free:
-            return self._free.pop()
-        if self.n_rows == len(self.total):
-            self._double()
-        self.n_rows += 1
-        return self.n_rows - 1
+            row = self._free.pop()
+        else:
+            if self.n_rows == len(self.total):
+                self._double()
+            self.n_rows += 1
+            row = self.n_rows - 1
+        for limit in self.limits.values():
+            limit[row] = np.inf
+        return row
+
+    def limit(self, row: int, metric: str, most: float) -> None:
+        """Let each limited signal of a metric count for a page with at most this evidence."""
+        self.limits[metric][row] = most
+        self.surveyed[row] = False
 
     def free_row(self, row: int) -> None:
         """Let a row be used for another slice."""
@@ -275,25 +302,28 @@ class SliceTable:
         needed: FloatArray = np.maximum(thresholds.page, thresholds.least(self.page_mass[rows]))
         return needed
 
-    def doubts(self, rows: IntArray, thresholds: Thresholds) -> FloatArray:
-        """Return `SliceWatch.doubt` of rows that are surveyed."""
+    def doubts(
+        self, rows: IntArray, thresholds: Thresholds, evidence: FloatArray | None = None
+    ) -> FloatArray:
+        """Return `SliceWatch.doubt` of rows that are surveyed, or the same of other `evidence` of all rows."""
         most = np.maximum(thresholds.page, thresholds.mass_ratio * self.page_mass[rows])
-        return np.asarray(self.total[rows] / most)
+        return np.asarray((self.total if evidence is None else evidence)[rows] / most)
 
     def _survey(self, row: int, keys: Sequence[SignalKey]) -> None:
-        total = page_mass = 0.0
+        total = unlimited = page_mass = 0.0
         n_groups = n_armed = policy_id = missing = 0
         for key in keys:
             detector, state = DETECTORS[key.kind], self.states[key][row]
             evidence = self.evidence[key][row] = detector.evidence(state)
             if pages(key):
-                total += evidence
+                unlimited += evidence
+                total += min(evidence, self.limits[key.metric].item(row)) if is_limited(key) else evidence
                 page_mass += detector.page_mass(state)
                 n_armed = max(n_armed, int(state[signal.N]))
             n_groups = max(n_groups, int(state[signal.N_TOTAL]))
             policy_id = max(policy_id, int(state[signal.POLICY]))
             missing = max(missing, detector.missing(state))
-        self.total[row], self.page_mass[row] = total, page_mass
+        self.total[row], self.unlimited[row], self.page_mass[row] = total, unlimited, page_mass
         self.n_groups[row], self.policy_id[row], self.missing[row] = n_groups, policy_id, missing
         self.n_armed[row] = n_armed
         self.due_us[row] = -math.inf
@@ -302,7 +332,7 @@ class SliceTable:
     def survey_from(self, rows: IntArray, states: Mapping[SignalKey, FloatArray]) -> None:
         """Set the columns of rows that all have the same signals, from these states, (rows, size) each."""
         n = len(rows)
-        total, page_mass = np.zeros((2, n))
+        total, unlimited, page_mass = np.zeros((3, n))
         header, missing = np.zeros((n, 2)), np.zeros(n, dtype=np.intp)
         n_armed = np.zeros(n)
         due_us = np.full(n, np.inf)
@@ -311,13 +341,15 @@ class SliceTable:
             evidence = detector.evidences(of)
             self.evidence[key][rows] = evidence
             if pages(key):
-                total += evidence
+                unlimited += evidence
+                total += np.minimum(evidence, self.limits[key.metric][rows]) if is_limited(key) else evidence
                 page_mass += of[:, signal.PAGE_MASS]
                 np.maximum(n_armed, of[:, signal.N], out=n_armed)
             np.maximum(header, of[:, _COUNTED], out=header)
             np.minimum(due_us, detector.due_us(of), out=due_us)
             np.maximum(missing, detector.missings(of), out=missing)
         self.total[rows], self.page_mass[rows], self.missing[rows] = total, page_mass, missing
+        self.unlimited[rows] = unlimited
         self.n_groups[rows], self.policy_id[rows] = header[:, 0], header[:, 1]
         self.n_armed[rows] = n_armed
         self.due_us[rows] = due_us
@@ -328,6 +360,7 @@ class SliceTable:
         for of_signals in (self.states, self.has, self.evidence):
             for key, column in of_signals.items():
                 of_signals[key] = doubled(column)
+        self.limits = {metric: doubled(column) for metric, column in self.limits.items()}
         for name, column in vars(self).items():
             if isinstance(column, np.ndarray):
                 setattr(self, name, doubled(column))
@@ -414,7 +447,10 @@ class SliceWatch:
 
     def move(self, table: SliceTable) -> None:
         """Move to another table."""
+        limits = {metric: column.item(self.row) for metric, column in self.table.limits.items()}
         self._place(table, self.phase, self.states, may_page=bool(self.table.may_page[self.row]))
+        for metric, most in limits.items():
+            table.limit(self.row, metric, most)
 
     @property
     def phase(self) -> Phase:
@@ -438,6 +474,13 @@ class SliceWatch:
         self.states[key] = state
         if self.phase is not Phase.WATCHING:
             DETECTORS[key.kind].alarmed(self.states[key], page=self.phase is Phase.FIRING)
+
+    def alarm(self, phase: Phase) -> None:
+        """Begin an alert, or turn a ticket into a page: the evidence for it begins again."""
+        self.phase = phase
+        for key, state in self.states.items():
+            DETECTORS[key.kind].alarmed(state, page=phase is Phase.FIRING)
+        self.touched()
 
     def stand_down(self, *, mass: float, at_us: int) -> None:
         """End an alert whose slice or version is no longer observed, and start again with empty evidence."""
@@ -545,6 +588,31 @@ def advance_joined(
                 pending += run.finish(thresholds, changes)
     changes.sort(key=lambda change: (change.order, change.watch))
     return changes
+
+
+def page_now(watch: SliceWatch, thresholds: Thresholds, *, at_us: int) -> PhaseChange | None:
+    """Turn a watch to `firing` without another group, if its evidence is enough for a page since its limits were lifted.
+
+    Parameters
+    ----------
+    at_us
+        Event time of the page.
+    """
+    table, row, threshold = watch.table, watch.row, watch.page_threshold(thresholds)
+    if watch.phase is Phase.FIRING or not table.may_page[row] or watch.evidence() < threshold:
+        return None
+    change = PhaseChange(
+        watch=0,
+        before=watch.phase,
+        after=Phase.FIRING,
+        order=0,
+        at_us=at_us,
+        evidence={key: table.evidence[key].item(row) if pages(key) else 0.0 for key in watch.states},
+        threshold=threshold,
+        states={key: state.copy() for key, state in watch.states.items()},
+    )
+    watch.alarm(Phase.FIRING)
+    return change
 
 
 def _by_signals(
@@ -655,6 +723,8 @@ class _Run:
         )
         if not pages(key):
             run.course[[PAGE, PAGE_MASS]] = 0.0
+        elif is_limited(key) and (most := self._table.limits[key.metric][rows]).min(initial=np.inf) < np.inf:
+            np.minimum(run.course[PAGE], np.repeat(most, self._lengths), out=run.course[PAGE])
         return run
 
     def finish(self, thresholds: Thresholds, changes: list[PhaseChange]) -> list[_Part]:
@@ -738,10 +808,7 @@ class _Run:
         if after is Phase.WATCHING:
             watch.stand_down(mass=float(batch.mass[last]), at_us=change.at_us)
         else:
-            watch.phase = after
-            for key, state in watch.states.items():
-                DETECTORS[key.kind].alarmed(state, page=after is Phase.FIRING)
-            watch.touched()
+            watch.alarm(after)
         return change
 
 

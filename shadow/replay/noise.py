@@ -6,6 +6,10 @@ months, the first hundreds of exchanges of a slice are chosen too, while there i
 others they would be more than their share. They wait until there are enough of one group, and are replayed in another order, alone or in batches of
 another size. Replaying again takes at most twice `shadow.noise_share` of the replay time; what does not fit is left out,
 independently of its result.
+
+Of slices that are suspect (`quantdrift.monitor.fold.noise_pairs`) all exchanges are chosen, and count for these alone. They have a time
+budget of their own: a tenth of the replay time, of which up to ten minutes are saved, so that a page is decided in the time of its
+slice's traffic, and a reference that is noisy for good takes a tenth.
 """
 
 import itertools
@@ -32,15 +36,20 @@ from quantdrift.shadow.replay.noise_items import RepeatedItems, version_of
 from quantdrift.shadow.replay.pairing import OutputPair, pair_of
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, replay_again
 from quantdrift.storage.comparisons.rows import NoiseItem, VersionKey
+from quantdrift.storage.noise import Suspects
 
 _ALL_UNTIL: Final = 500  # first exchanges of a version, all chosen; of a slice, while there is room
 _MOST_SLICES: Final = 4_000  # of a version, whose exchanges are counted
 _TIMES_SHARE: Final = 2.0  # share of the replay time: an item on its own takes longer than in a batch
+_SUSPECT_SHARE: Final = 0.1  # of the replay time
+_MOST_SUSPECT_S: Final = 600.0
 _FIRST_S: Final = 0.001
 _MOST_BUDGET_S: Final = 0.5
 _TOGETHER: Final = 16  # items
+_MOST_TOGETHER: Final = 64  # of suspect slices
 _ALONE: Final = 4
 _MOST_ITEMS: Final = 64  # waiting items of one group
+_MOST_SUSPECT: Final = 256  # the same, where an exchange is chosen for a suspect slice
 _MOST_OF_SLICES: Final = 32  # of these, where another exchange is chosen for a rare slice
 _MOST_BYTES: Final = 32 << 20
 _MOST_WAITING: Final = 512  # waiting exchanges of all groups
@@ -102,6 +111,8 @@ class Noise:
         self._rechecks = rechecks or NoRechecks()
         self._rng = rng or random.SystemRandom()
         self._budget_s = 0.0
+        self._suspects: Suspects = frozenset()
+        self._suspect_s = _MOST_SUSPECT_S
         self._cost_s = _FIRST_S  # of the last time
         self._repeated = RepeatedItems(Side.REFERENCE)
         self._lock = threading.Lock()  # of the next three
@@ -118,10 +129,14 @@ class Noise:
         """Add a share of the time spent inside the block to the time budget."""
         began_s = self._clock.monotonic_s()
         yield
+        took_s = self._clock.monotonic_s() - began_s
         # Bounded: a burst of second replays would delay the others.
-        self._budget_s = min(
-            self._budget_s + self._time_share * (self._clock.monotonic_s() - began_s), _MOST_BUDGET_S
-        )
+        self._budget_s = min(self._budget_s + self._time_share * took_s, _MOST_BUDGET_S)
+        self._suspect_s = min(self._suspect_s + _SUSPECT_SHARE * took_s, _MOST_SUSPECT_S)
+
+    def suspect(self, suspects: Suspects) -> None:
+        """Choose all exchanges of these slices from now on. Any thread may call it."""
+        self._suspects = suspects
 
     def choose(
         self,
@@ -145,18 +160,33 @@ class Noise:
         for entry, answer, outcome, of_items in zip(batch, outputs, outcomes, slices, strict=True):
             if not isinstance(outcome, ReplayResult):
                 continue
-            everywhere = self._is_chosen(entry)
-            counted = of_items if everywhere else self._rare_slices(version_of(entry), of_items)
+            version = version_of(entry)
+            everywhere, begins = self._is_chosen(entry), self._n_met[version] < _ALL_UNTIL
+            suspect = self._suspect_slices(version, of_items)
+            counted = of_items if everywhere else self._rare_slices(version, of_items, suspect)
             if any(counted) and isinstance(pair := pair_of(entry, answer, {}), OutputPair):
                 alone = single_item and entry.version_reference.model.batched
-                self._add_sample(entry, pair, counted, everywhere=everywhere, alone=alone)
+                # A random exchange competes with others alike, or the mean over all traffic would miss suspect slices.
+                hurries = bool(suspect) and (begins or not everywhere)
+                self._add_sample(entry, pair, counted, everywhere=everywhere, alone=alone, suspect=hurries)
 
     def is_due(self, entry: PreparedExchange) -> bool:
         """Return whether items wait for the reference of `entry`, and the time budget allows a second replay."""
-        return self._budget_s >= self._cost_s and self._due_group(entry) is not None
+        return self._due_group(entry) is not None
 
     def replay_due(self, entry: PreparedExchange) -> None:
-        """Replay due items again with the reference of `entry`, which is loaded.
+        """Replay due items again with the reference of `entry`, which is loaded; of a suspect slice all that are due.
+
+        Raises
+        ------
+        BrokenRuntimeError
+            The reference no longer computes anything.
+        """
+        while self._replay_group(entry):
+            pass
+
+    def _replay_group(self, entry: PreparedExchange) -> bool:
+        """Replay items of the group that is due again; return whether they are of a suspect slice.
 
         Raises
         ------
@@ -166,10 +196,11 @@ class Noise:
         with self._lock:
             group = self._due_group(entry)
             if group is None:
-                return
+                return False
             # Items that were alone in their first batch now get company; others either, at random.
             in_company = group.alone or self._rng.random() < 0.5
-            chosen = self._pop(group, _TOGETHER if in_company else _ALONE)
+            most_items = _MOST_TOGETHER if group.suspect else _TOGETHER
+            chosen = self._pop(group, most_items if in_company else _ALONE)
         self._rng.shuffle(chosen)
         size = self._rng.randint(2, max(_n_items(chosen), 2)) if in_company else 1
         began_s = self._clock.monotonic_s()
@@ -182,10 +213,14 @@ class Noise:
             outputs = [QuarantineError(QuarantineReason.REPLAY, str(error))] * len(chosen)
         finally:
             took_s = self._clock.monotonic_s() - began_s
-            self._budget_s -= took_s
+            if group.suspect:
+                self._suspect_s -= took_s
+            else:
+                self._budget_s -= took_s
             self._cost_s = min(took_s, _MOST_BUDGET_S)
         for sample, output in zip(chosen, outputs, strict=True):
             self._replayed.put(_ReplayedSample(sample, output))
+        return group.suspect
 
     def take(self) -> tuple[NoiseItem, ...]:
         """Return the measurements of both sides since the last call."""
@@ -208,14 +243,25 @@ class Noise:
             return True
         return draw(entry.exchange.id, _KEY) < self._share
 
+    def _suspect_slices(self, version: VersionKey, slices: Sequence[tuple[SliceKey, ...]]) -> frozenset[str]:
+        """Return the predicates of the suspect ones among the slices of the items."""
+        if not self._suspects:
+            return frozenset()
+        predicates = {key.predicate for of_item in slices for key in of_item}
+        return frozenset(predicate for predicate in predicates if (version, predicate) in self._suspects)
+
     def _rare_slices(
-        self, version: VersionKey, slices: Sequence[tuple[SliceKey, ...]]
+        self, version: VersionKey, slices: Sequence[tuple[SliceKey, ...]], suspect: frozenset[str]
     ) -> list[tuple[SliceKey, ...]]:
-        """Return those slices of each item of which few exchanges were kept."""
+        """Return those slices of each item of which few exchanges were kept, and those that are suspect."""
         n_kept = self._n_kept.setdefault(version, {})
         unknown = 0 if len(n_kept) < _MOST_SLICES else _ALL_UNTIL
         return [
-            tuple(key for key in of_item if n_kept.get(key.predicate, unknown) < _ALL_UNTIL)
+            tuple(
+                key
+                for key in of_item
+                if key.predicate in suspect or n_kept.get(key.predicate, unknown) < _ALL_UNTIL
+            )
             for of_item in slices
         ]
 
@@ -227,6 +273,7 @@ class Noise:
         *,
         everywhere: bool,
         alone: bool,
+        suspect: bool,
     ) -> None:
         """Keep an exchange that counts for `slices`, and offer it for a recheck if that is `everywhere`."""
         chosen_items = (
@@ -242,14 +289,15 @@ class Noise:
         first = {name: array[picked] for name, array in pair.reference.items()}
         # The exchange is about as large as its payload was; the reference's outputs may be far larger.
         n_bytes = len(entry.payload) + sum(array.nbytes for array in (*inputs.values(), *first.values()))
-        group = _Group(entry.signature, alone)
+        group = _Group(entry.signature, alone, suspect)
         with self._lock:
             if self._is_full(n_bytes):
                 self._drop_stale()
             waiting = self._waiting.setdefault(group, [])
             most_items = _MOST_ITEMS if everywhere else _MOST_OF_SLICES
+            most_items = _MOST_SUSPECT if suspect else most_items
             if self._is_full(n_bytes) or _n_items(waiting) + len(rows) > most_items:
-                if everywhere:
+                if everywhere or suspect:
                     self._count(entry, "left_out", len(rows))
                 return
             self._n_bytes += n_bytes
@@ -296,12 +344,15 @@ class Noise:
         return chosen
 
     def _due_group(self, entry: PreparedExchange) -> "_Group | None":
-        """Return the group of the version of `entry` that is due and has waited longest; None if none is due."""
+        """Return the group of the version of `entry` that is due and has waited longest; None if none is, or there is no time."""
         now_s, version = self._clock.monotonic_s(), entry.signature[:2]
         due_groups = [
             (chosen[0].since_s, group)
             for group, chosen in list(self._waiting.items())
-            if group.signature[:2] == version and chosen and _is_due(chosen, now_s, alone=group.alone)
+            if group.signature[:2] == version
+            and chosen
+            and (self._suspect_s if group.suspect else self._budget_s) >= self._cost_s
+            and _is_due(chosen, now_s, alone=group.alone)
         ]
         return min(due_groups, key=lambda group: group[0])[1] if due_groups else None
 
@@ -311,10 +362,11 @@ class Noise:
 
 
 class _Group(NamedTuple):
-    """What samples must share: the signature, and whether each was alone in its first batch."""
+    """What samples must share: the signature, whether each was alone in its first batch, and whether their slice is suspect."""
 
     signature: tuple[object, ...]
     alone: bool
+    suspect: bool
 
 
 def _n_items(chosen: Sequence[_Sample]) -> int:

@@ -282,6 +282,7 @@ _OLD_SLICES: Final = """
             "baseline",
             "undeclared_session",
             "noise_slice",
+            "noise_test",
         )
     ),
 )
@@ -313,6 +314,7 @@ _OLD_VERSIONS: Final = """
             "undeclared_session",
             "noise_floor",
             "noise_slice",
+            "noise_test",
             "discovery_search",
             "serving",
         )
@@ -350,6 +352,7 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "noise_change": "history_days",
         "noise_floor": _WITH_ITS_SLICE,
         "noise_slice": _WITH_ITS_SLICE,
+        "noise_test": _WITH_ITS_SLICE,
         "outbox": "history_days after it was sent",
         "policy": "retention_days and two days",
         "process_report": "retention_days after its process reported last",

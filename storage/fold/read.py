@@ -44,7 +44,7 @@ from quantdrift.storage.fold_rows import (
     from_us,
     to_us,
 )
-from quantdrift.storage.noise import floors, noise_of
+from quantdrift.storage.noise import floors, noise_of, pairs
 from quantdrift.storage.signals import named_values
 
 _HOUR: Final = timedelta(hours=1)
@@ -274,6 +274,7 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         retired=await retired(connection),
         lapsed=await lapsed(connection),
         floors=await floors(connection),
+        pairs=await pairs(connection),
         serving=tuple(
             _serving(row) for row in (await connection.execute(_SERVING, {"silent": silent})).mappings()
         ),

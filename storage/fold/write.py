@@ -27,7 +27,7 @@ from quantdrift.storage.fold_rows import (
     from_us,
 )
 from quantdrift.storage.incidents.writing import write_incidents
-from quantdrift.storage.noise import write_floors, write_noise_change
+from quantdrift.storage.noise import write_floors, write_noise_change, write_pairs
 from quantdrift.storage.schema import tables
 
 _HOUR: Final = timedelta(hours=1)
@@ -154,6 +154,7 @@ async def write(
             insert(tables.BaselineTable), [_baseline_values(row) for row in outcome.learned]
         )
     await write_floors(connection, outcome.floors, outcome.forgotten_noise)
+    await write_pairs(connection, outcome.pairs, outcome.ended_pairs)
     for change in outcome.noise_changes:
         await write_noise_change(connection, change)
     await _upsert(connection, tables.ServingTable, [_serving_values(row) for row in outcome.serving])

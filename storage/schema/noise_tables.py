@@ -1,6 +1,6 @@
-"""Tables of noise: repeated computations, the noise estimated from them by version and by slice, and when it was too high."""
+"""Tables of noise: repeated computations, the noise estimated from them, what it explains, and when it was too high."""
 
-from sqlalchemy import ARRAY, Boolean, CheckConstraint, ForeignKey, Identity, Index, Integer, text
+from sqlalchemy import ARRAY, Boolean, CheckConstraint, Double, ForeignKey, Identity, Index, Integer, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from quantdrift.storage.schema.columns import Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
@@ -132,6 +132,57 @@ class NoiseSliceTable(Base):
     )
     updated_at: Mapped[Time] = mapped_column(comment="Event time of the fold that wrote this.")
     fold_seq: Mapped[BigInt] = mapped_column(comment="Number of that fold.")
+
+
+class NoiseTestTable(Base):
+    """The test of whether the noise of the reference explains what is measured of a metric of a slice."""
+
+    __tablename__ = "noise_test"
+    __table_args__ = (
+        {
+            "comment": "Whether the noise of the reference explains what is measured of a slice: the test on exchanges that were"
+            " replayed twice, as of its last fold. Means are divided by the cap. A row of the slice of all traffic stays: it says that"
+            " exchanges of the version are replayed twice.",
+        },
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id", ondelete="CASCADE"),
+        primary_key=True,
+        comment="Candidate and reference.",
+    )
+    slice_id: Mapped[Int] = mapped_column(
+        ForeignKey("slice.id", ondelete="CASCADE"), primary_key=True, comment="Slice."
+    )
+    metric: Mapped[Str] = mapped_column(primary_key=True, comment="flip or divergence.")
+    suspect: Mapped[bool] = mapped_column(
+        Boolean,
+        comment="Whether workers replay all exchanges of the slice twice, as far as their time allows.",
+    )
+    budget: Mapped[Float] = mapped_column(comment="Mean that the test is against.")
+    since: Mapped[Time] = mapped_column(comment="Exchanges that were captured later count.")
+    n: Mapped[Int] = mapped_column(comment="Exchanges that were replayed twice since.")
+    wealth: Mapped[list[float]] = mapped_column(ARRAY(Double), comment="Evidence of each bet.")
+    shown: Mapped[bool] = mapped_column(
+        Boolean, comment="Whether noise was shown not to explain it: the slice may page."
+    )
+    explained: Mapped[bool] = mapped_column(
+        Boolean,
+        comment="Whether noise explains it, as far as is known: the allowance for noise is added to the budget.",
+    )
+    unpaired: Mapped[bool] = mapped_column(
+        Boolean,
+        comment="Whether second replays did not come although they were waited for: the slice may page.",
+    )
+    enough_at: Mapped[Time | None] = mapped_column(
+        comment="Event time since which the evidence would be enough for a page; null while it is not."
+    )
+    enough_groups: Mapped[Int] = mapped_column(comment="Exchanges compared until then.")
+    enough_n: Mapped[Int] = mapped_column(comment="n then.")
+    paired_at: Mapped[Time | None] = mapped_column(
+        comment="Fold's time when an exchange that was replayed twice last came, for the slice of all traffic one of the version;"
+        " null before the first."
+    )
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Fold that wrote this.")
 
 
 class NoiseChangeTable(Base):

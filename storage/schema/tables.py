@@ -45,6 +45,7 @@ from quantdrift.storage.schema.noise_tables import (
     NoiseFloorTable,
     NoiseSliceTable,
     NoiseTable,
+    NoiseTestTable,
 )
 from quantdrift.storage.schema.process_table import ProcessReportTable
 from quantdrift.storage.schema.slice_tables import (
@@ -83,6 +84,7 @@ __all__ = [
     "NoiseFloorTable",
     "NoiseSliceTable",
     "NoiseTable",
+    "NoiseTestTable",
     "OutboxTable",
     "PolicyTable",
     "ProcessReportTable",

@@ -28,13 +28,18 @@ from quantdrift.demo.oip_server import InferenceServer
 from quantdrift.demo.oip_server import Model as Served
 from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.shadow.worker import serve
+from quantdrift.storage.database import Database
+from quantdrift.storage.noise import suspects
+from quantdrift.storage.schema.roles import SHADOW
 from tests.support.monitor.fold_stream import (
     ALL_ID,
+    CATALOG,
     FAINT_ID,
     batches,
     store_batch,
     store_catalog,
     with_noise,
+    with_pairs,
     with_slice_noise,
 )
 from tests.support.monitor.folds import fold_all
@@ -50,6 +55,7 @@ from tests.support.shadow.onnx_models import (
     saved,
 )
 from tests.support.shadow.shadow_workers import worker_config
+from tests.support.storage.logins import login_in
 
 pytestmark = pytest.mark.integration
 
@@ -322,6 +328,37 @@ async def test_a_slice_has_its_own_noise_from_the_record_to_the_command(
     shown = await asyncio.to_thread(_shown, postgres_dsn, tmp_path, "scanner=faint")
     assert f"  live page  {page}\n" in shown
     assert (await asyncio.to_thread(_told, postgres_dsn, tmp_path, "scanner=faint"))["page"] == page
+
+
+async def test_workers_read_which_slices_are_suspect_from_the_tests_of_the_monitor(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Second replays are joined to their comparisons, and a monitor that starts again goes on with the same bits."""
+    stream = with_pairs(batches(24), 0.02)
+    async with connected(postgres_dsn) as record:
+        await store_catalog(record)
+        for half in (stream[:19], stream[19:]):
+            for rows in half:
+                await store_batch(record, rows)
+            n_folded = half[-1].fold_seq
+
+            async def all_folded(until_seq: int = n_folded) -> bool:
+                return await folded(record) == until_seq
+
+            async with running_monitor(postgres_dsn, tmp_path) as process:
+                await until(all_folded, "everything is folded")
+                assert await stop_monitor(process) == 0
+        _, outcome = fold_all(stream)
+        stored = await record.fetch("select * from noise_test order by slice_id, metric")
+        assert [(row["slice_id"], row["metric"], row["suspect"], row["n"]) for row in stored] == [
+            (row.slice_id, row.metric, row.suspect, row.n) for row in outcome.pairs
+        ]
+        assert [tuple(row["wealth"]) for row in stored] == [row.wealth for row in outcome.pairs]
+        assert any(row["suspect"] and row["n"] for row in stored)
+    async with Database(await login_in(postgres_dsn, SHADOW)) as of_shadow:
+        suspect = await suspects(of_shadow)
+    assert CATALOG.slices[FAINT_ID].predicate in {predicate for _, predicate in suspect}
+    assert {version.candidate_version for version, _ in suspect} == {"1"}
 
 
 def _told(dsn: str, directory: Path, which: str = "all") -> Any:

@@ -29,6 +29,7 @@ from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.replay import noise
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
+from quantdrift.shadow.replay.noise_items import version_of
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, assemble, compare, replay
 from quantdrift.storage.comparisons.rows import NoiseItem
@@ -254,6 +255,36 @@ def test_the_noise_of_a_rare_slice_is_known_sooner(monkeypatch: pytest.MonkeyPat
     extra = len(worker.runtime.sizes) - 1500
     assert 0 < extra <= 0.02 * 1500 + 16
     assert worker.noise.counts["digits", Side.REFERENCE, "left_out"] <= 10 + len(drawn)
+
+
+def test_all_of_a_suspect_slice_is_replayed_again_and_the_rest_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a time of its own; what is chosen for it counts for it alone, as that of a rare slice does."""
+    monkeypatch.setattr(noise, "_ALL_UNTIL", 0)
+    worker = Worker(share=0.001)
+    assert not [item for _ in range(8) for item in worker.batch([1] * 8, rare=[0, 1, 2, 3])]
+    worker.noise.suspect(frozenset({(version_of(prepared(1, 1, worker.runtime)), RARE.predicate)}))
+    items = [item for _ in range(40) for item in worker.batch([1] * 8, rare=[0, 1, 2, 3])]
+    assert 4 * 40 - 16 <= len(items) <= 4 * 40
+    assert {item.slices for item in items} == {(RARE,)}
+    worker.noise.suspect(frozenset())
+    for _ in range(8):
+        worker.batch([1] * 8, rare=[0, 1, 2, 3])
+    assert worker.noise.counts["digits", Side.REFERENCE, "measured"] <= 4 * 40
+
+
+def test_suspect_slices_have_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference that is noisy for good costs a tenth, once what was saved is used up; what does not fit is counted."""
+    monkeypatch.setattr(noise, "_ALL_UNTIL", 0)
+    monkeypatch.setattr(noise, "_MOST_SUSPECT_S", 1.0)
+    worker = Worker(share=0.001)
+    worker.noise.suspect(frozenset({(version_of(prepared(1, 1, worker.runtime)), ALL.predicate)}))
+    for _ in range(200):
+        worker.batch([1] * 8)
+    extra = len(worker.runtime.sizes) - 200
+    assert 0.05 * 200 < extra <= 0.1 * 200 + 10 + 64
+    assert worker.noise.counts["digits", Side.REFERENCE, "left_out"] > 0
 
 
 def test_nothing_is_done_where_nothing_is_asked_for() -> None:

@@ -33,6 +33,7 @@ DOUBTS: dict[str, dict[str, Any]] = {
     "stale": {"silent_s": 601},
     "samples missing": {"fallen": "samples missing: its share of the samples fell from 4 % to 0.4 %"},
     "undecided": {"evidence_ratio": 1e-3},
+    "noise not measured": {"evidence_ratio": 1e-3, "asked": True},
 }
 
 

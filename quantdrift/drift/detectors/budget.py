@@ -33,6 +33,7 @@ from quantdrift.drift.evidence.header import (
     CREATED_AT,
     HEADER,
     LAST_AT,
+    MOST_EVIDENCE,
     N_TOTAL,
     PAGE_MASS,
     PAGING,
@@ -275,7 +276,7 @@ def see(state: FloatArray, x: FloatArray, given: float, at_us: float) -> None:
     z = vx - v * state[M]
     for bet in range(N_BETS):
         factor = 1.0 + state[_RATES + bet] * z
-        state[_PAGE + bet] = (state[_PAGE + bet] + given) * factor
+        state[_PAGE + bet] = min((state[_PAGE + bet] + given) * factor, MOST_EVIDENCE)
         after = onset.twin(state[_CUSUM + bet], factor)
         # Without branches, so that the processor handles several bets at a time; mostly the old value is written.
         state[_CUSUM + bet] = after

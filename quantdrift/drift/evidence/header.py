@@ -26,6 +26,8 @@ from quantdrift.drift.evidence.observations import FloatArray
     POLICY,  # id of the policy of the last group; stored for the fold, never read by a detector
 ) = range(15)
 HEADER = 15
+MOST_EVIDENCE = 1e100
+"""What each bet counts at most, where an alert waits or cannot be a page: evidence that grows for ever stays a number."""
 HANDED_OVER = 0.99
 """Share of the evidence of a version that ended that goes on. The rest stays for its last sessions, which close later."""
 

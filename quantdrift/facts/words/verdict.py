@@ -18,6 +18,7 @@ WAITS: Final = (
     "waits for its next exchange: what was compared so far came in one moment, and counts as no evidence"
 )
 UNDECIDED: Final = "undecided: the evidence is rising, but it is below what an alert needs"
+NOISE_ASKED: Final = "noise not measured: the evidence is rising, and its exchanges are replayed twice to find whether noise of the reference explains it"
 HEALTHY: Final = "no evidence against its budget or its baseline"
 UNNAMED: Final = "the evidence is enough to alert; the deciding signal was not recorded"
 _NOT_NOW: Final = "; nothing is compared now, because sampling was paused "

@@ -23,7 +23,7 @@ from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.share import HISTORY_H, KEPT, WINDOWS_H
-from quantdrift.drift.watch import PhaseChange, SignalKey, advance_joined
+from quantdrift.drift.watch import PhaseChange, SignalKey, advance_joined, page_now
 from quantdrift.facts.events import Ending
 from quantdrift.facts.words.verdict import NO_REFERENCE, RETIRED
 from quantdrift.monitor.fold.groups import (
@@ -198,11 +198,14 @@ class Fold:
         # After the comparisons: the noise that they are judged by is that of the past.
         self._measure_noise(rows)
         now_us = state.now_us
+        state.pairs.look(touched, at_us=state.clock.at_us, now_us=now_us, fold_seq=state.fold_seq)
+        state.pairs.pass_time(now_us, fold_seq=state.fold_seq)
         state.losses.forget(now_us)
         state.tend(self._due(touched))
         state.look()
         for entry, change in changes:
             alert(state, entry.key, change)
+        touched = [*touched, *self._page_held(touched)]
         if now_us // HOUR_US > before_us // HOUR_US:
             state.losses.trim(now_us)
             state.forget_items()
@@ -210,6 +213,18 @@ class Fold:
             touched = [slice_ for slice_ in touched if state.slices.get(slice_.key) is slice_]
             state.look()
         self._settle(rows, touched, all_due=now_us // SETTLE_US > before_us // SETTLE_US)
+
+    def _page_held(self, touched: Sequence[SliceState]) -> list[SliceState]:
+        """Let slices page that wait for second replays no more; return those of them that the batch did not compare."""
+        state, compared = self.state, {slice_.key for slice_ in touched}
+        not_compared = []
+        for entry in state.pairs.released():
+            change = page_now(entry.watch, state.thresholds, at_us=state.exchange_us)
+            if change is not None:
+                alert(state, entry.key, change)
+                if entry.key not in compared:
+                    not_compared.append(entry)
+        return not_compared
 
     def _settle(self, batch: BatchRows, touched: Sequence[SliceState], *, all_due: bool) -> None:
         """Judge the slices that the batch compared; and all of them when enough time has passed to change any."""
@@ -508,6 +523,14 @@ class Fold:
             )
             for slice_id in state.noise.see(subject, items, at_us=state.now_us, fold_seq=state.fold_seq):
                 state.table.checked[state.slices[version_id, slice_id].row] = -1  # it has another budget now
+            state.pairs.see(
+                version_id,
+                items,
+                subject.budget,
+                subject.smallest,
+                now_us=state.now_us,
+                fold_seq=state.fold_seq,
+            )
 
     def _name_of(self, version_id: int, slice_id: int) -> str | None:
         """Return the name of a slice of a version; None where it is not compared."""

@@ -144,16 +144,31 @@ class NoiseFloors:
         self._reasons.pop(version_id, None)
         self.generation += 1
 
-    def added(self, key: tuple[int, int], metric: str, budget: float) -> float:
+    def added(
+        self, key: tuple[int, int], metric: str, budget: float, sides: Sequence[Side] = _SIDES
+    ) -> float:
         """Return the allowance for a budget of a slice, over the cap; budget plus allowance stay below 1.
 
         Parameters
         ----------
         key
             Version and slice.
+        sides
+            Those whose noise is allowed for.
         """
-        total = sum(row.added for side in _SIDES if (row := self._in_use(key, side, metric)) is not None)
+        total = sum(row.added for side in sides if (row := self._in_use(key, side, metric)) is not None)
         return min(total, _MOST_TESTED * (1.0 - budget))
+
+    def highest(self, key: tuple[int, int], metric: str, scale: float) -> float:
+        """Return the upper bound of the noise of a slice's own reference, over the cap `scale`; 1 where it is not known.
+
+        Parameters
+        ----------
+        key
+            Version and slice; slice 0 is all traffic.
+        """
+        row = self._rows.get((*key, Side.REFERENCE, metric))
+        return 1.0 if row is None or row.scale != scale else row.high
 
     def too_much(self, key: tuple[int, int]) -> str:
         """Return why the noise of a slice is too high for verdicts, as text; empty where it is not."""

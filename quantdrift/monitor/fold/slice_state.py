@@ -52,6 +52,8 @@ class FoldTable(SliceTable):
     hour, n_items, n_unmeasured, names_people, n_items_before, n_unmeasured_before, named_people_before
         (rows,) the last hour of capture, counted from 1970; items that were compared in it, those of them that nothing was measured
         of, and whether one says who sent it; the same of the hour before.
+    suspect, asked
+        (rows,) whether its exchanges are replayed twice to find whether noise explains what is measured, and whether it is not known.
     noise
         Per signal (rows,) the part of the mean it tests against that was added for noise, over the cap.
     """
@@ -79,6 +81,8 @@ class FoldTable(SliceTable):
         self.since_us: IntArray = np.zeros(1, dtype=np.intp)
         self.counted: IntArray = np.zeros(1, dtype=np.intp)
         self.counted_under: IntArray = np.zeros(1, dtype=np.intp)
+        self.suspect: BoolArray = np.zeros(1, dtype=np.bool_)
+        self.asked: BoolArray = np.zeros(1, dtype=np.bool_)
         self.noise: dict[SignalKey, FloatArray] = {}
 
     def add_row(self) -> int:
@@ -89,6 +93,7 @@ class FoldTable(SliceTable):
         self.hour[row] = self.n_items[row] = self.n_unmeasured[row] = 0
         self.n_items_before[row] = self.n_unmeasured_before[row] = 0
         self.names_people[row] = self.named_people_before[row] = False
+        self.suspect[row] = self.asked[row] = False
         self.checked[row] = self.sampled_under[row] = self.counted_under[row] = -1
         for added in self.noise.values():
             added[row] = 0.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.records import Verdict
+from quantdrift.core.records import Side, Verdict
 from quantdrift.core.signals import budget_of, cap_of, signal_of
 from quantdrift.core.slices import ALL, is_declared
 from quantdrift.core.tasks import Task
@@ -25,6 +25,7 @@ from quantdrift.monitor.fold.inclusion import Rates, SliceRates
 from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.missing import MissingSamples
 from quantdrift.monitor.fold.noise import NoiseFloors
+from quantdrift.monitor.fold.noise_pairs import PairTests
 from quantdrift.monitor.fold.rollup import HOUR_US, Rollup
 from quantdrift.monitor.fold.serving import ServingVersions
 from quantdrift.monitor.fold.sessions import Sessions
@@ -90,6 +91,8 @@ class FoldState:
         Slices that may have lost far more than their strata.
     noise
         What is added to budgets for noise.
+    pairs
+        Whether noise explains what is measured of suspect slices.
     serving
         Which versions serve. The detectors of a version that another one has replaced get no allowance.
     retired
@@ -134,6 +137,16 @@ class FoldState:
         self.missing = MissingSamples()
         self.losses = LossCounts(snapshot.baselines, snapshot.tallies, snapshot.expiries)
         self.noise = NoiseFloors(snapshot.floors)
+        self.pairs = PairTests(
+            snapshot.pairs,
+            self.table,
+            self.thresholds,
+            self.slices,
+            now_us=self._event_us or 0,
+            everything=lambda version_id: self.everything(self.model(version_id)),
+            allowance=lambda key, metric, side: self.noise.added(key, metric, 0.0, (side,)),
+            noise=self._highest_noise,
+        )
         self.retired = set(snapshot.retired)
         self.lapsed = set(snapshot.lapsed)
         self.serving = ServingVersions(snapshot.serving)
@@ -288,6 +301,7 @@ class FoldState:
             fold_seq=self.fold_seq,
             may_page=self.may_page(key),
         )
+        self.pairs.enter(self.slices[key])
         self.count_items(self._early.pop(key, ()))
 
     def count_items(self, counts: Sequence[ItemCount]) -> None:
@@ -359,6 +373,7 @@ class FoldState:
         self.table.dirty[entry.row] = not ends
         if ends:
             self.noise.forget(key)
+            self.pairs.end(key)
             self._closed.pop(key, None)
             self._gone_verdicts[key] = self.slices.pop(key).verdict
             self.table.free_row(entry.row)
@@ -393,9 +408,9 @@ class FoldState:
             and self.is_verified(other) is self.is_verified(version_id)
         ]
         if same:
-            self.noise.go_on(
-                version_id, max(same, key=lambda same_id: (self.serving.row(same_id).last_us, same_id))
-            )
+            before = max(same, key=lambda same_id: (self.serving.row(same_id).last_us, same_id))
+            self.noise.go_on(version_id, before)
+            self.pairs.go_on(version_id, before)
 
     def judge_versions(self) -> None:
         """Find which versions were replaced, and which serve again.
@@ -662,6 +677,7 @@ class FoldState:
             verdicts = [said[key] for key in sorted(said)]
         sessions, closed = self.sessions.take(self.fold_seq)
         floors, noise_changes, forgotten_noise = self.noise.take()
+        pairs, ended_pairs = self.pairs.take()
         outcome = FoldResult(
             position=self.position,
             detectors=tuple(detectors),
@@ -674,6 +690,8 @@ class FoldState:
             floors=floors,
             noise_changes=noise_changes,
             forgotten_noise=forgotten_noise,
+            pairs=pairs,
+            ended_pairs=ended_pairs,
             serving=self.serving.take(),
         )
         self.rollup, self.transitions, self._learned = Rollup(), [], []
@@ -697,6 +715,10 @@ class FoldState:
             entry.watch.phase = _phase(entry)
         return slices
 
+    def _highest_noise(self, key: Key, metric: str, scale: float) -> float:
+        everything = self.everything(self.model(key[0]))
+        return self.noise.highest((key[0], 0 if key[1] == everything else key[1]), metric, scale)
+
     def _budget_state(self, key: Key, signal: SignalKey, budget: Budget, *, weighted: bool) -> None:
         entry = self.slices[key]
         state = entry.watch.states.get(signal)
@@ -705,7 +727,10 @@ class FoldState:
         # A cap that was lowered since may leave no room for it: then the configuration's budget holds.
         if imported is not None and imported < cap:
             m = imported / cap
-        noise, wanted = entry.noise(signal), self.noise.added(key, signal.metric, m)
+        # Where pairs decide about the noise of the reference, an allowance for it would only hide a drift; recovery needs one.
+        fires = entry.watch.phase is Phase.FIRING
+        sides = (Side.CANDIDATE,) if self.pairs.decides(key, signal.metric) and not fires else tuple(Side)
+        noise, wanted = entry.noise(signal), self.noise.added(key, signal.metric, m, sides)
         if state is None:
             self._grow(key[0], 1)
         # More noise is another null, for which the evidence begins from nothing; with less it stays, or, where an alert lasts,
@@ -750,6 +775,7 @@ class FoldState:
             return
         _ = entry.verdict, before.verdict  # as their states show them now
         if DETECTORS[signal.kind].carry(state, of_before):
+            self.pairs.carry(entry, before.key)
             for slice_ in (entry, before):
                 slice_.watch.touched()
                 self.table.dirty[slice_.row] = True

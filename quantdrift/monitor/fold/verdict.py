@@ -73,6 +73,8 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
         Why far more of its samples may be missing than of its header strata; empty where nothing says so.
     waits
         Whether enough was compared, and none of it could be evidence: its detectors have no allowance of false alarms yet.
+    asked
+        Whether it is not known yet if noise of the reference explains what is measured.
     """
 
     phase: Phase
@@ -93,6 +95,7 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     has_people: bool = False
     fallen: str = ""
     waits: bool = False
+    asked: bool = False
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +131,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     offered: BoolArray
     noisy: BoolArray
     evidence_ratio: FloatArray
+    asked: BoolArray
     n_missing: IntArray
 
 
@@ -181,6 +185,7 @@ def _facts(status: SliceStatus, limits: Monitor) -> Facts:
         offered=np.asarray(counts.offered > 0),
         noisy=np.asarray(bool(status.noise)),
         evidence_ratio=np.asarray(status.evidence_ratio),
+        asked=np.asarray(status.asked),
         n_missing=np.asarray(status.n_missing),
     )
 
@@ -251,6 +256,11 @@ CASES: Final = (
         lambda of, limits: (of.silent_s > limits.stale_after_s) & of.offered,
         Verdict.UNKNOWN,
         words.STALE,
+    ),
+    Case(
+        lambda of, _: ~of.noisy & of.asked & (of.evidence_ratio >= UNDECIDED_FROM),
+        Verdict.UNKNOWN,
+        words.NOISE_ASKED,
     ),
     Case(
         lambda of, _: ~of.noisy & (of.evidence_ratio >= UNDECIDED_FROM),
@@ -374,6 +384,7 @@ def _facts_of_many(state: FoldState, slices: Sequence[SliceState], rows: IntArra
         offered=offered,
         noisy=noisy,
         evidence_ratio=table.doubts(rows, state.thresholds),
+        asked=table.asked[rows],
         n_missing=table.missing[rows],
     )
 
@@ -602,6 +613,7 @@ def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict
         closed=state.closed(entry.key),
         has_people=state.has_people(entry.key),
         fallen=fallen,
+        asked=bool(state.table.asked[entry.row]),
     )
     return judge(status, state.limits)
 

@@ -1,5 +1,6 @@
 """A small fleet's stored comparisons with known truth, for tests of the fold: seeded, as rows or in Postgres."""
 
+import itertools
 import math
 import random
 from datetime import UTC, datetime, timedelta
@@ -260,10 +261,11 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
         )
         await connection.executemany(
             "insert into noise (exchange_id, item, side, captured_at, batch_id, model_version_id, policy_id, pi1, pi2,"
-            " flip, divergence, slice_ids) values ($1, 0, $2, $3, $4, $5, $6, $7, 1.0, $8, $9, $10)",
+            " flip, divergence, slice_ids) values ($1, $2, $3, $4, $5, $6, $7, $8, 1.0, $9, $10, $11)",
             [
                 (
                     row.exchange_id,
+                    item,
                     row.side.value,
                     from_us(row.captured_us),
                     batch_id,
@@ -274,7 +276,8 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
                     row.divergence,
                     row.slice_ids,
                 )
-                for row in rows.noise
+                for _, items in itertools.groupby(rows.noise, key=lambda row: (row.exchange_id, row.side))
+                for item, row in enumerate(items)
             ],
         )
 
@@ -343,6 +346,57 @@ def with_noise(
         )
         found.append(msgspec.structs.replace(rows, noise=items))
     return found
+
+
+def with_pairs(
+    stream: list[BatchRows], noise: float, *, slice_id: int = ALL_ID, seed: int = 3, until: int = 10**9
+) -> list[BatchRows]:
+    """Return the stream in which each exchange is replayed twice, and the second replay is stored with the next batch.
+
+    Parameters
+    ----------
+    noise
+        How often two replays of an item in `slice_id` differ: twice as many items are decided at random by all.
+    until
+        Number of the batch after which no exchange is replayed twice any more.
+    """
+    rng = random.Random(seed)
+    batches, waiting = [], tuple[NoiseRow, ...]()
+    for rows in stream:
+        if not rows.comparisons:
+            batches.append(rows)
+            continue
+        pairs = [_decided(row, noise if slice_id in row.slice_ids else 0.0, rng) for row in rows.comparisons]
+        compared = tuple(comparison for comparison, _ in pairs)
+        batches.append(msgspec.structs.replace(rows, comparisons=compared, noise=waiting))
+        waiting = tuple(replayed for _, replayed in pairs) if rows.fold_seq < until else ()
+    return batches
+
+
+def _decided(row: ComparisonRow, noise: float, rng: random.Random) -> tuple[ComparisonRow, NoiseRow]:
+    """Return an item and its second replay, some of which are decided at random."""
+    differs = 0.0
+    if rng.random() < 2 * noise:
+        candidate, first, second = (rng.random() < 0.5 for _ in range(3))
+        row, differs = msgspec.structs.replace(row, flip=float(candidate != first)), float(first != second)
+    return row, second_replay(row, differs)
+
+
+def second_replay(row: ComparisonRow, differs: float = 0.0) -> NoiseRow:
+    """Return the second replay of an item by its reference, and whether it differs from the first."""
+    return NoiseRow(
+        exchange_id=row.exchange_id,
+        side=Side.REFERENCE,
+        captured_us=row.captured_us,
+        model_version_id=row.model_version_id,
+        policy_id=row.policy_id,
+        pi=row.pi1 * row.pi2,
+        flip=differs,
+        divergence=0.0,
+        slice_ids=row.slice_ids,
+        candidate_flip=row.flip,
+        candidate_divergence=row.divergence,
+    )
 
 
 def with_slice_noise(

@@ -11,6 +11,7 @@ from quantdrift.drift.evidence import recovery as resolve
 from quantdrift.drift.evidence.group import ROUNDING
 from quantdrift.drift.evidence.header import (
     ALERTING,
+    MOST_EVIDENCE,
     N_TOTAL,
     TICKETING,
     M,
@@ -125,12 +126,12 @@ def _see(state: FloatArray, factor: FloatArray, x: float, given: float, at_us: f
     state[X] += x
     n, total = state[N], state[X]
     for bet in range(bets.N_BETS):
-        state[_PAGE + bet] = (state[_PAGE + bet] + given) * factor[bet]
+        state[_PAGE + bet] = min((state[_PAGE + bet] + given) * factor[bet], MOST_EVIDENCE)
     while_there = bets.recurring_factor(state, factor)
     half_day, part = bets.moment(at_us)
     for hours in range(bets.N_RECURRING):
         won = while_there if bets.within(hours, half_day, part) else 1.0
-        state[_RECURRING + hours] = (state[_RECURRING + hours] + given) * won
+        state[_RECURRING + hours] = min((state[_RECURRING + hours] + given) * won, MOST_EVIDENCE)
     for bet in range(FOLLOWED):
         after = onset.twin(state[_CUSUM + bet], factor[bet])
         # Without branches, so that the processor handles several bets at a time; mostly the old value is written.
