@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import ModelTensor
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.models.runtimes.pytorch.buckets import Step, filled, joined, steps_of
-from quantdrift.models.runtimes.pytorch.runtime import TorchRuntime
+from quantdrift.models.runtimes.pytorch.runtime import Step, TorchRuntime, filled, joined, steps_of
 from quantdrift.models.tensors.arrays import Array
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, logits_of
 from tests.support.shadow.torch_models import FACTORY, MODEL, exported, opening, weights

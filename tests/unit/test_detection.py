@@ -14,8 +14,7 @@ from pycocotools.mask import iou
 from quantdrift.core.config.vision import Activation, BoxFormat, Column, Detection
 from quantdrift.core.errors import QuarantineError
 from quantdrift.models.comparators.protocol import Divergences
-from quantdrift.models.comparators.vision.detection import MOST_OBJECTS, DetectionComparator
-from quantdrift.models.comparators.vision.matching import overlaps
+from quantdrift.models.comparators.vision.detection import MOST_OBJECTS, DetectionComparator, overlaps
 
 Row = tuple[float, ...]
 SEPARATE = Detection(boxes="boxes", scores="scores", classes="labels")

@@ -34,8 +34,23 @@ its positions at least, or there was JSON or a tool call to be checked. Else it 
 those alone counted, every such answer that counts would have flipped, whatever their share. What a check alone decided has no
 `divergence`, so the answer counts as not measured (`quantdrift.core.tasks`).
 
-All of it is about the first `max_tokens` tokens. The end of answers is compared in `endings`, the reference's free-running
-answers in `free_answer`.
+The end of answers. With e_i the reference's probability of a token that ends the answer at position i, given the prompt and all served tokens
+before it, and m the number of positions at which the candidate went on (all of them if a limit cut it):
+
+- `end_p` = e_m, its probability of ending where the candidate ended itself, in [0, 1]: low if the candidate stopped too
+  early.
+- `early_end` = 1 - prod (1 - e_i) over i < m, in [0, 1]: the probability that it would have ended earlier on the same
+  tokens. High if the candidate's answer goes on for too long.
+- `kept_share` = (1 / m) sum over i = 1..m of prod (1 - e_j) over j < i, in [0, 1]: E min(L, m) / m, where L is the length at
+  which it ends on that path (the restricted mean survival time: Royston and Parmar, BMC Medical Research Methodology 13:152,
+  2013).
+
+All of it is at temperature 1, before filters. A server lists only the most likely tokens: an unlisted end token has at most
+the probability of the least likely listed one. `early_end` is then a lower bound, `early_end_upper` and `kept_share` are
+upper bounds; for a model in a folder they are exact, and `early_end_upper` equals `early_end`.
+
+All measures but those of the end are about the first `max_tokens` tokens. The reference's free-running answers are compared
+in `free_answer`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,10 +62,7 @@ import numpy.typing as npt
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.models.comparators.protocol import Divergences, Flags, Values
-from quantdrift.models.comparators.text.endings import endings
 from quantdrift.models.comparators.text.free_answer import compare_free_answers
-from quantdrift.models.comparators.text.per_answer import first_of_items, largest_of_items, mean_of_items
-from quantdrift.models.comparators.text.tokens import is_part, same_tokens, spelt_alike
 from quantdrift.models.comparators.text.validity import calls_valid, is_broken, json_valid
 from quantdrift.models.language.answer import Answer
 from quantdrift.models.language.scoring import ANSWER, NO_SCORES, SCORES, Scores
@@ -411,3 +423,87 @@ def _column(values: Iterable[Any]) -> npt.NDArray[Any]:
     column = np.empty(len(column_values), dtype=object)
     column[:] = column_values
     return column
+
+
+_REPLACED: Final = "\N{REPLACEMENT CHARACTER}".encode()
+
+
+def is_part(token: bytes) -> bool:
+    """Return whether a token is spelt as part of a character, or not at all."""
+    return not token or _REPLACED in token
+
+
+def spelt_alike(tokens: Sequence[bytes], others: Sequence[bytes]) -> bool:
+    """Return whether tokens of the same ids are spelt alike; if not, lists cannot be matched by spelling."""
+    return all(a == b or is_part(a) or is_part(b) for a, b in zip(tokens, others, strict=True))
+
+
+def same_tokens(tokens: Sequence[bytes], others: Sequence[bytes]) -> bool:
+    """Return whether tokens are the same by their spelling, for sides without ids.
+
+    vLLM spells a character completely at its last part, and its earlier parts as nothing; a tokenizer marks each part.
+    """
+    after = (False, False)  # whether a part came before, on either side
+    for a, b in zip(tokens, others, strict=True):
+        parts = (is_part(a), is_part(b))
+        is_end = any(parts) and not all(parts) and after[parts.index(False)]
+        if a != b and not all(parts) and not is_end:
+            return False
+        after = parts
+    return True
+
+
+def endings(scores: Sequence[Scores]) -> dict[str, Values]:
+    """Return the measures of each answer's end, by name : (items,); NaN where unknown.
+
+    Parameters
+    ----------
+    scores
+        The reference's scores.
+    """
+    end_p = np.array([score.end_p for score in scores], dtype=np.float64)
+    # Without positions either the answer ended at once, and could not end earlier, or its end is unknown.
+    has_ends = [len(score.ends) > 0 or not np.isnan(score.end_p) for score in scores]
+    survived = [_survived(score.ends) for score in scores]
+    at_least = np.array([1 - steps[-1] for steps in survived])
+    at_most = np.array([1 - _survived(score.ends_upper)[-1] for score in scores])
+    return {
+        "end_p": end_p,
+        "early_end": np.where(has_ends, at_least, np.nan),
+        "early_end_upper": np.where(has_ends, at_most, np.nan),
+        "kept_share": np.array([steps[1:].mean() if len(steps) > 1 else np.nan for steps in survived]),
+    }
+
+
+def _survived(ends: Values) -> Values:
+    """Return the probability of not having ended before each position, and after the last one : (positions + 1,)."""
+    return np.concatenate([[1.0], np.cumprod(1 - ends)])
+
+
+def mean_of_items(values: Values, owner: Codes, n_items: int, where: Flags | None = None) -> Values:
+    """Return the mean over each item's positions, added up in their order; NaN if it has none."""
+    if where is not None:
+        values, owner = values[where], owner[where]
+    counts = np.bincount(owner, minlength=n_items)
+    with np.errstate(invalid="ignore"):
+        total = np.bincount(owner, values, n_items)
+        mean: Values = np.divide(total, counts, out=np.full(n_items, np.nan), where=counts > 0)
+    return mean
+
+
+def first_of_items(flags: Flags, owner: Codes, n_items: int) -> Values:
+    """Return the first flagged position of each item, from 0; NaN if none is flagged."""
+    starts = np.searchsorted(owner, np.arange(n_items))
+    positions = np.flatnonzero(flags)
+    first = np.full(n_items, np.nan)
+    items, index = np.unique(owner[positions], return_index=True)
+    first[items] = positions[index] - starts[items]
+    return first
+
+
+def largest_of_items(values: Values, owner: Codes, n_items: int) -> Values:
+    """Return the largest of each item's values; NaN if all are NaN."""
+    largest = np.full(n_items, -np.inf)
+    present = ~np.isnan(values)
+    np.maximum.at(largest, owner[present], values[present])
+    return np.where(np.isinf(largest), np.nan, largest)

@@ -11,10 +11,9 @@ import torch
 
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
-from quantdrift.models.runtimes.embedding import check_spec
+from quantdrift.models.runtimes.embedding import check_spec, unknown_embedding
 from quantdrift.models.runtimes.onnx.device import driver_version
 from quantdrift.models.runtimes.protocol import Artefact, Provenance, check_inputs, error_text
-from quantdrift.models.runtimes.pytorch.buckets import check_buckets, filled, joined, steps_of
 from quantdrift.models.runtimes.pytorch.determinism import (
     configure_compiler,
     configure_torch,
@@ -23,7 +22,6 @@ from quantdrift.models.runtimes.pytorch.determinism import (
 )
 from quantdrift.models.runtimes.pytorch.errors import ERRORS, computed
 from quantdrift.models.runtimes.pytorch.gpu import Graphs, Staging, Tensors
-from quantdrift.models.runtimes.pytorch.layer import Layer, layer_of
 from quantdrift.models.runtimes.pytorch.precision import (
     Finding,
     PrecisionRecorder,
@@ -308,3 +306,163 @@ def tensor_of(array: Array) -> torch.Tensor:
 def _known(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of a type that numpy has: bfloat16 and narrower types, if allowed, become float32."""
     return tensor if numpy_dtype(tensor.dtype) is not None else tensor.to(torch.float32)
+
+
+_TAP: Final = "quantdrift_layer"
+
+
+class Layer:
+    """A layer with the output of its last call."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._taken: torch.Tensor | None = None
+        module.register_forward_hook(self._take)
+
+    def taken(self) -> torch.Tensor:
+        """Return the output of the last call, and forget it.
+
+        Raises
+        ------
+        OperatorError
+            The layer was not called, or returned no tensor.
+        """
+        taken, self._taken = self._taken, None
+        if taken is None:
+            raise OperatorError(
+                "the layer that `models.embedding` names returns no tensor in a replay: name another layer"
+            )
+        return taken
+
+    def _take(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, list | tuple) and output else output
+        self._taken = first if isinstance(first, torch.Tensor) else None
+
+
+def layer_of(module: torch.nn.Module, wanted: str, outputs: Sequence[str]) -> Layer:
+    """Return the layer `wanted`: a submodule by its path; in an exported program also a node of its graph.
+
+    Raises
+    ------
+    OperatorError
+        There is no such layer, or the module is TorchScript, which gives access only to its outputs.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise OperatorError(
+            f"{unknown_embedding(wanted, list(outputs))}. TorchScript shows no layers: export the model"
+        )
+    if isinstance(module, torch.fx.GraphModule):
+        return Layer(_tapped(module, wanted, outputs))
+    layers = {name: layer for name, layer in module.named_modules() if name}
+    if wanted not in layers:
+        raise OperatorError(unknown_embedding(wanted, [*outputs, *layers]))
+    return Layer(layers[wanted])
+
+
+def _tapped(module: torch.fx.GraphModule, wanted: str, outputs: Sequence[str]) -> torch.nn.Module:
+    """Insert a module into the graph that is called with the layer's output, and return it."""
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    # The last node of a submodule gives its output.
+    layers = {
+        path: node for node in nodes for path, _ in (node.meta.get("nn_module_stack") or {}).values() if path
+    }
+    layers |= {node.name: node for node in nodes}
+    if wanted not in layers:
+        raise OperatorError(unknown_embedding(wanted, [*outputs, *layers]))
+    tap = torch.nn.Identity()
+    module.add_submodule(_TAP, tap)
+    with module.graph.inserting_after(layers[wanted]):
+        module.graph.call_module(_TAP, (layers[wanted],))
+    module.recompile()
+    return tap
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """Items of a batch that are computed together.
+
+    Parameters
+    ----------
+    begin, n_items
+        The first item, and their number.
+    size
+        Number of computed items: copies of the last item pad the step.
+    """
+
+    begin: int
+    n_items: int
+    size: int
+
+
+def steps_of(n_items: int, buckets: Sequence[int]) -> Iterator[Step]:
+    """Yield steps that cover every item once, in order.
+
+    Each step uses the smallest bucket that holds all remaining items, unless more than half of it would be padding and a
+    smaller bucket can be filled first.
+
+    Parameters
+    ----------
+    n_items
+        At least 1.
+    buckets
+        Sizes, in rising order.
+    """
+    begin = 0
+    while begin < n_items:
+        left = n_items - begin
+        size = next((bucket for bucket in buckets if bucket >= left), buckets[-1])
+        full = [bucket for bucket in buckets if bucket <= left]
+        if full and 2 * left < size:
+            size = full[-1]
+        step = Step(begin=begin, n_items=min(left, size), size=size)
+        yield step
+        begin += step.n_items
+
+
+def filled(inputs: Mapping[str, Array], step: Step) -> dict[str, Array]:
+    """Return the inputs of a step, padded : (size, ...)."""
+    rows = np.minimum(np.arange(step.size), step.n_items - 1) + step.begin
+    if step.size == step.n_items:
+        return {name: array[step.begin : step.begin + step.size] for name, array in inputs.items()}
+    return {name: array[rows] for name, array in inputs.items()}
+
+
+def joined(steps: Sequence[Step], outputs_of_steps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the outputs of all steps without padding; an output without a dimension of items is that of the first step.
+
+    Parameters
+    ----------
+    steps, outputs_of_steps
+        The steps, and the outputs of each.
+    """
+    joined_outputs: dict[str, Array] = {}
+    for name, first in outputs_of_steps[0].items():
+        pairs = list(zip(steps, (outputs[name] for outputs in outputs_of_steps), strict=True))
+        if all(array.shape[:1] == (step.size,) for step, array in pairs):
+            joined_outputs[name] = np.concatenate([array[: step.n_items] for step, array in pairs])
+        else:
+            joined_outputs[name] = first
+    return joined_outputs
+
+
+def check_buckets(path: str, inputs: Sequence[TensorSpec], *, graphs: bool) -> None:
+    """Check that a reference takes batches of several sizes.
+
+    Parameters
+    ----------
+    graphs
+        Whether CUDA graphs are captured, for which no other dimension may vary.
+
+    Raises
+    ------
+    OperatorError
+        An input has a first dimension that does not vary, or, with graphs, another one that does.
+    """
+    for spec in inputs:
+        if not spec.shape or spec.shape[0] is not None:
+            raise OperatorError(
+                f"models.references.buckets: the reference {path} takes {spec}, whose first dimension does not vary"
+            )
+        if graphs and None in spec.shape[1:]:
+            raise OperatorError(
+                f"models.references.cuda_graphs: the reference {path} takes {spec}: a graph is captured for each bucket, "
+                "and no other dimension may vary"
+            )

@@ -21,17 +21,17 @@ from msgspec import Meta
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.tasks import Task
-from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerRequest
-from quantdrift.models.language.request_options import object_of
-from quantdrift.models.language.scoring import UNKNOWN, Scores, ScoringRequest, TokenRow
-from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.language.answer import ToolCall
+from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.models.language.request_options import changes_prompt, object_of
+from quantdrift.models.language.scoring import UNKNOWN, Scores, ScoringRequest, TokenRow, replay_error
+from quantdrift.models.runtimes.embedding import unknown_embedding
+from quantdrift.models.runtimes.protocol import ReferenceRuntime, check_inputs
 from quantdrift.models.runtimes.registry import RuntimeRequest
 from quantdrift.models.runtimes.remote.protocol import Refusal, RefusedError
-from quantdrift.models.runtimes.text.openai_answers import OpenAIAnswers
-from quantdrift.models.runtimes.text.openai_embeddings import EmbeddingsRuntime
 from quantdrift.models.runtimes.text.openai_server import OpenAIServer, unreadable
 from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
-from quantdrift.models.tensors.arrays import Array
+from quantdrift.models.tensors.arrays import Array, TensorSpec
 
 _PROBE: Final = (0, 0)
 
@@ -309,3 +309,166 @@ def _rank(own: _Likely, likely_tokens: Mapping[int, _Likely]) -> float:
 
 def _spelt(likely: _Likely) -> bytes:
     return (likely.decoded_token or "").encode()
+
+
+_INPUT: Final = "input"
+_EMBEDDING: Final = "embedding"
+_PROBE_TEXT: Final = "text"
+
+
+class _Vector(msgspec.Struct):
+    index: Annotated[int, Meta(ge=0)]
+    embedding: list[float]
+
+
+class _Vectors(msgspec.Struct):
+    data: list[_Vector]
+
+
+class EmbeddingsRuntime:
+    """A reference that computes embeddings of texts at a server.
+
+    Raises
+    ------
+    OperatorError
+        The server does not know the model, refuses access, or has no embeddings; or `models.embedding` names another output.
+    RetryError
+        The server is unreachable, or does not answer.
+    """
+
+    def __init__(self, request: RuntimeRequest, server: OpenAIServer) -> None:
+        if request.embedding not in {"", _EMBEDDING}:
+            raise OperatorError(unknown_embedding(request.embedding, [_EMBEDDING]))
+        self._server = server
+        probed, self.artefact, self.provenance, _ = server.opened(
+            lambda: self._request_vectors([_PROBE_TEXT])
+        )
+        self.inputs = (TensorSpec(name=_INPUT, dtype=np.dtype(object), shape=(None,)),)
+        self.outputs = (
+            TensorSpec(name=_EMBEDDING, dtype=np.dtype(np.float32), shape=(None, probed.shape[1])),
+        )
+        self.embedding = request.embedding
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return `embedding` : (items, dimensions) of `input` : (items,), texts; errors as of `OpenAIServer.guarded`."""
+        check_inputs(inputs, self.inputs)
+        texts = inputs[_INPUT].tolist()
+        return {_EMBEDDING: self._server.guarded(lambda: self._request_vectors(texts))}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._server.close()
+
+    def _request_vectors(self, texts: list[str]) -> Array:
+        question = {"model": self._server.name, "input": texts, "encoding_format": "float"}
+        entries = self._server.ask("POST", "/v1/embeddings", _Vectors, question).data
+        entries.sort(key=lambda entry: entry.index)
+        if [entry.index for entry in entries] != list(range(len(texts))):
+            raise unreadable("not one vector for each text")
+        if len({len(entry.embedding) for entry in entries}) != 1 or not entries[0].embedding:
+            raise unreadable("vectors of different lengths, or empty ones")
+        return np.array([entry.embedding for entry in entries], dtype=np.float32)
+
+
+# Options that are not passed on: they ask for more answers or details, or build a prompt that is known as tokens.
+_LEFT: Final = frozenset(
+    """
+    best_of chat_template echo logprobs max_completion_tokens max_tokens n prompt_logprobs return_token_ids
+    return_tokens_as_token_ids stream stream_options suffix top_logprobs truncate_prompt_tokens
+    """.split()  # noqa: SIM905 - a list of so many words would be a page
+)
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: str = ""
+
+
+class _Called(msgspec.Struct):
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[_Called] | None = None
+
+
+class _AnswerChoice(msgspec.Struct):
+    message: _Message | None = None
+    text: str = ""
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
+class _Answered(msgspec.Struct):
+    choices: list[_AnswerChoice]
+    usage: _Usage | None = None
+
+
+class OpenAIAnswers:
+    """Asks a server for answers, over its own connection, so that an interrupted answer disturbs no scoring request.
+
+    No answer is waited for longer than `models.generation.own_s`.
+    """
+
+    def __init__(self, request: RuntimeRequest) -> None:
+        longest_s = min(request.reference.timeout_s, request.model.generation.own_s)
+        reference = msgspec.structs.replace(request.reference, timeout_s=longest_s)
+        self._server = OpenAIServer(msgspec.structs.replace(request, reference=reference))
+
+    def answer(self, request: ScoringRequest, answer_request: FreeAnswerRequest) -> FreeAnswer:
+        """Return the server's answer; its outcome is `late` if it takes too long.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the server refuses, fails, or its answer cannot be read.
+        RetryError
+            It is unreachable.
+        """
+        question: dict[str, Any] = {
+            **{name: value for name, value in answer_request.options.items() if name not in _LEFT},
+            "model": self._server.name,
+            "max_tokens": answer_request.max_tokens,
+        }
+        path = "/v1/completions"
+        if request.messages and not (request.prompt_ids and changes_prompt(answer_request.options)):
+            path = "/v1/chat/completions"
+            question["messages"] = request.messages
+            if request.tools:
+                question["tools"] = request.tools
+        else:
+            question["prompt"] = request.prompt if request.prompt_ids is None else request.prompt_ids
+        try:
+            response = self._server.ask("POST", path, _Answered, question)
+            return _own(response, answer_request)
+        except TimeoutError:
+            return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
+        except (RefusedError, OperatorError) as error:
+            raise replay_error(f"no free-running answer: {type(error).__name__}") from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._server.close()
+
+
+def _own(response: _Answered, answer_request: FreeAnswerRequest) -> FreeAnswer:
+    if not response.choices:
+        raise unreadable("no choice")
+    choice = response.choices[0]
+    message = choice.message or _Message(content=choice.text)
+    return FreeAnswer(
+        outcome=FreeAnswerOutcome.DONE,
+        text=message.content or "",
+        calls=tuple(
+            ToolCall(name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ),
+        finish_reason=choice.finish_reason or "",
+        n_tokens=(response.usage.completion_tokens if response.usage else None) or None,
+        max_tokens=answer_request.max_tokens,
+        is_capped=answer_request.is_capped,
+    )
