@@ -1,19 +1,26 @@
-"""The sink of the KServe logger: it acknowledges events at once and pairs them to exchanges afterwards.
+"""The port of KServe's logger, which is off unless it has an address of its own.
 
-The logger's agent keeps events that are not acknowledged, so it would run out of memory if the sink were
-slow.
+It acknowledges events at once and pairs them to exchanges afterwards: the logger's agent keeps events that are not
+acknowledged, so it would run out of memory if the port were slow. The logger can only be given a URL, so its token may be in
+the path.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import socket
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
+from enum import Enum, auto
+from types import TracebackType
 
+import msgspec
 from aiohttp import web
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.records import Loss
+from quantdrift.core.records import Loss, Way
 from quantdrift.sidecar.handoff.frame import Origin
-from quantdrift.sidecar.intake.gateway import Gateway
+from quantdrift.sidecar.intake.gateway import Gateway, SampledRequest
+from quantdrift.sidecar.intake.http import NO_TOKEN, IntakePort, error_response
 from quantdrift.sidecar.intake.kserve_events import (
     Event,
     EventError,
@@ -22,11 +29,158 @@ from quantdrift.sidecar.intake.kserve_events import (
     target_of,
     with_json_length,
 )
-from quantdrift.sidecar.intake.kserve_pairs import EventPair, EventPairs, PendingRequest
+from quantdrift.sidecar.state.config import LiveConfig
 
 _TYPE = "content-type"
 _QUIET_S = 30.0  # a body of which nothing arrives for so long is given up
 _LOG = logging.getLogger(__name__)
+
+
+_ENTRY_BYTES = 500  # memory of an entry in addition to its content
+
+
+class PendingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A sampled request that waits for its response.
+
+    Parameters
+    ----------
+    sampled
+        To hand the exchange over with.
+    kind
+        Its content type, or empty.
+    body
+        Its content.
+    """
+
+    sampled: SampledRequest
+    kind: str
+    body: bytes
+
+
+class EventPair(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with the content of its response."""
+
+    request: PendingRequest
+    response: bytes
+
+
+class _State(Enum):
+    WAITING = auto()  # one half has arrived
+    UNWANTED = auto()  # the request was not sampled: its response is to be dropped
+    AMBIGUOUS = auto()  # the key arrived twice: everything with it is to be dropped
+
+
+class _Entry(msgspec.Struct):
+    since_s: float
+    n_bytes: int
+    state: _State = _State.WAITING
+    request: PendingRequest | None = None
+    response: bytes | None = None
+
+
+class EventPairs:
+    """The halves that wait for their other half, by key.
+
+    A key that arrives again before its pair is complete is ambiguous. Which response belongs to which request
+    is never guessed: both are dropped, and so is everything with that key until the window has passed.
+
+    Parameters
+    ----------
+    window_s
+        How long a half waits for the other.
+    limit_bytes
+        Most bytes that may wait; the oldest entries are dropped first.
+
+    Attributes
+    ----------
+    held_bytes : int
+        Bytes in use, including the memory of the entries themselves.
+    """
+
+    def __init__(self, window_s: float, limit_bytes: int) -> None:
+        self.window_s = window_s
+        self.limit_bytes = limit_bytes
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self.held_bytes = 0
+
+    def add_request(
+        self, key: Hashable, request: PendingRequest | None, now_s: float
+    ) -> tuple[EventPair | None, list[PendingRequest]]:
+        """Add a request.
+
+        Parameters
+        ----------
+        key
+            The key of its response.
+        request
+            The request, or None if it was not sampled.
+        now_s
+            Seconds on a monotonic clock.
+
+        Returns
+        -------
+        tuple
+            The pair, if the response has arrived before; and the requests that are dropped.
+        """
+        entry = self._entries.get(key)
+        if entry is None:
+            state = _State.UNWANTED if request is None else _State.WAITING
+            n_bytes = 0 if request is None else len(request.body) + len(request.sampled.head)
+            self._put(key, _Entry(now_s, n_bytes, state, request))
+            return None, []
+        if entry.response is None:
+            return None, [*self._mark_ambiguous(entry), *([] if request is None else [request])]
+        self._drop(key)
+        return None if request is None else EventPair(request=request, response=entry.response), []
+
+    def add_response(
+        self, key: Hashable, response: bytes, now_s: float
+    ) -> tuple[EventPair | None, list[PendingRequest]]:
+        """Add the content of a response; otherwise as for a request."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self._put(key, _Entry(now_s, len(response), response=response))
+            return None, []
+        if entry.response is not None:
+            return None, self._mark_ambiguous(entry)
+        if entry.state is not _State.AMBIGUOUS:
+            self._drop(key)
+        return None if entry.request is None else EventPair(request=entry.request, response=response), []
+
+    def expire(self, now_s: float, other_bytes: int = 0) -> Iterator[PendingRequest]:
+        """Drop entries that have waited too long or exceed the limit; yield the requests among them.
+
+        Parameters
+        ----------
+        now_s
+            Seconds on a monotonic clock.
+        other_bytes
+            Bytes of others that count towards the same limit.
+        """
+        while self._entries:
+            key, entry = next(iter(self._entries.items()))
+            if now_s - entry.since_s < self.window_s and self.held_bytes + other_bytes <= self.limit_bytes:
+                return
+            self._drop(key)
+            if entry.request is not None:
+                yield entry.request
+
+    def _put(self, key: Hashable, entry: _Entry) -> None:
+        self._entries[key] = entry
+        self.held_bytes += entry.n_bytes + _entry_bytes(key)
+
+    def _drop(self, key: Hashable) -> None:
+        self.held_bytes -= self._entries.pop(key).n_bytes + _entry_bytes(key)
+
+    def _mark_ambiguous(self, entry: _Entry) -> list[PendingRequest]:
+        dropped = [] if entry.request is None else [entry.request]
+        self.held_bytes -= entry.n_bytes
+        entry.state, entry.n_bytes, entry.request, entry.response = _State.AMBIGUOUS, 0, None, None
+        return dropped
+
+
+def _entry_bytes(key: Hashable) -> int:
+    return _ENTRY_BYTES + len(repr(key))  # a client chooses the id and so its length
 
 
 class KserveLogger:
@@ -175,3 +329,41 @@ def _with_json_length(headers: Mapping[str, str], body: bytes) -> Mapping[str, s
     except EventError as error:
         _LOG.debug("an exchange is lost: %s", error)
         return None
+
+
+class KserveSink(IntakePort):
+    """Serves `POST /kserve/TOKEN`, and `POST /` with a bearer token, while it is entered.
+
+    Parameters and errors as of `IntakePort`.
+    """
+
+    def __init__(self, config: Config, token: str, gateway: Gateway, listener: socket.socket) -> None:
+        routes = [web.post("/", self._event), web.post("/kserve/{token}", self._event_by_path)]
+        super().__init__(config, token, gateway, listener, routes)
+        self._logger = KserveLogger(config, gateway)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        self._logger.close()
+
+    def reconfigure(self, live_config: LiveConfig) -> None:
+        """Apply another window and other limits."""
+        self._logger.reconfigure(live_config.config)
+
+    def tick(self) -> None:
+        """Drop halves that have waited too long, and use a changed certificate. Called about once a second."""
+        super().tick()
+        self._logger.tick()
+
+    async def _event(self, request: web.Request) -> web.Response:
+        if (origin := self._origin(request, Way.KSERVE_LOGGER, "POST /")) is None:
+            return error_response(NO_TOKEN, 401)
+        return await self._logger.handle(request, origin)
+
+    async def _event_by_path(self, request: web.Request) -> web.Response:
+        origin = self._callers.by_token(Way.KSERVE_LOGGER, "POST /kserve/", request.match_info["token"])
+        if origin is None:
+            raise web.HTTPNotFound
+        return await self._logger.handle(request, origin)

@@ -24,7 +24,7 @@ from quantdrift.core.sampling.rates import epoch_salt
 from quantdrift.sidecar.intake.callers import CallersFile
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.http import HttpIntake
-from quantdrift.sidecar.intake.kserve_sink import KserveSink
+from quantdrift.sidecar.intake.kserve_logger import KserveSink
 from quantdrift.sidecar.intake.tap_server import TapServer
 from quantdrift.sidecar.relay.observing.live_scope import LiveScope
 from quantdrift.sidecar.state.config import LiveConfig

@@ -16,7 +16,7 @@ from quantdrift.sidecar.intake import http
 from quantdrift.sidecar.intake import kserve_logger as logger
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.http import HttpIntake
-from quantdrift.sidecar.intake.kserve_sink import KserveSink
+from quantdrift.sidecar.intake.kserve_logger import KserveSink
 from quantdrift.sidecar.relay.observing.observer import CaptureScope
 from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.state.counters import INTAKE_DENIALS, Counters, Gauge, Slot

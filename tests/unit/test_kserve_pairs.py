@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from quantdrift.sidecar.handoff.frame import RELAYED
 from quantdrift.sidecar.intake.gateway import SampledRequest
-from quantdrift.sidecar.intake.kserve_pairs import EventPair, EventPairs, PendingRequest
+from quantdrift.sidecar.intake.kserve_logger import EventPair, EventPairs, PendingRequest
 from quantdrift.sidecar.sampling.first_phase import Draw
 
 pytestmark = pytest.mark.unit
