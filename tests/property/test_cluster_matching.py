@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from quantdrift.drift.clusters.matching import Array, match_centroids
+from quantdrift.drift.clusters.fit import Array, match_centroids
 
 pytestmark = pytest.mark.property
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.clusters import Clustering
-from quantdrift.drift.clusters.fit import Naming, Sample, _half, fit_clusters, novelty_threshold
-from quantdrift.drift.clusters.vocabulary import known_values
+from quantdrift.drift.clusters.fit import Naming, Sample, _half, fit_clusters, known_values, novelty_threshold
 
 pytestmark = pytest.mark.statistical
 

@@ -4,7 +4,7 @@ import pytest
 
 from quantdrift.core.records import Predicate
 from quantdrift.core.slices import SliceKey
-from quantdrift.release.repair.routes import route_of
+from quantdrift.release.repair.repair import route_of
 
 pytestmark = pytest.mark.unit
 

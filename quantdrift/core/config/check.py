@@ -17,7 +17,7 @@ from quantdrift.core.config.runtimes import reference_problems
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MARGIN, MODEL, MOST_STRATA, why_unmatchable
 from quantdrift.core.config.tasks import SECTIONS, SHARED
-from quantdrift.core.config.vision_check import vision_problems
+from quantdrift.core.config.vision import Activation, Column
 from quantdrift.core.config.web import web_problems
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.signals import signal_names
@@ -374,3 +374,31 @@ def _attributes(config: Config) -> set[str]:
         *(f"parameter.{name}" for name in capture.parameters),
         *(f"json.{path}" for path in capture.json),
     }
+
+
+def vision_problems(model: Model) -> Iterator[str]:
+    """Return what does not go together in the options of `model`, each as a sentence that says what to change."""
+    if model.output and model.detection.boxes:
+        yield f"models `{model.name}`: give only one of output and detection.boxes"
+    yield from (f"models `{model.name}`: {problem}" for problem in _detection(model))
+
+
+def _detection(model: Model) -> Iterator[str]:
+    options = model.detection
+    if options.boxes:
+        if not options.scores:
+            yield "detection: `boxes` needs `scores`"
+        if options.classes and options.activation is Activation.SOFTMAX:
+            yield "detection: a softmax is over classes, but with `classes` there is one score for each box"
+        return
+    if alone := [name for name in ("scores", "classes", "count") if getattr(options, name)]:
+        yield f"detection: `{alone[0]}` needs `boxes`"
+    if options.activation is Activation.SOFTMAX:
+        yield "detection: a softmax is over classes, and a row of a table has one score"
+    counts = Counter(options.columns)
+    if counts[Column.BOX] != 4 or counts[Column.SCORE] != 1:
+        yield "detection: `columns` names `box` four times and `score` once"
+    if counts[Column.CLASS] > 1 or counts[Column.ITEM] > 1:
+        yield "detection: `columns` names `class` and `item` at most once"
+    if counts[Column.ITEM] and not model.output:
+        yield "detection: with `item` among its columns the output must be named in `models.output`"

@@ -17,6 +17,7 @@ are kept unless the latter divide the traffic better by `_BETTER`. Ids then foll
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,8 +37,6 @@ from quantdrift.core.clusters import (
     finite_rows,
 )
 from quantdrift.drift.clusters.describe import Trait, traits_of
-from quantdrift.drift.clusters.matching import match_centroids
-from quantdrift.drift.clusters.vocabulary import known_values
 
 _BETTER: Final = 0.95
 _LEAST_IN_CLUSTER: Final = 20
@@ -400,3 +399,95 @@ def _described(clustering: Clustering, sample: Sample) -> tuple[Cluster, ...]:
             )
         )
     return tuple(sorted(clusters, key=lambda cluster: (cluster.id == OTHER_ID, cluster.id)))
+
+
+LIMIT: Final = 1.0
+
+Array = npt.NDArray[Any]
+
+
+def match_centroids(
+    old: Array, old_spreads: Array, new: Array, new_spreads: Array, *, limit: float = LIMIT
+) -> list[int | None]:
+    """Return for each new centroid the old one that it continues, or None.
+
+    Old i and new j cost min(1, ||o_i - n_j|| / (limit * (s_i + s_j) / 2)), and the Hungarian method finds the
+    pairs with the smallest sum, each centroid in at most one (Kuhn 1955). Only pairs that cost less than 1 count: centroids
+    further from each other than `limit` spreads are two clusters. Costs are cut at 1 and not infinite beyond it. Otherwise
+    clusters that have not moved would pass their ids to their neighbours, only to make one more pair.
+
+    The result does not depend on the order of either side, except if two sums are equal.
+
+    Parameters
+    ----------
+    old : (m, width)
+        Centroids, scaled like `new`.
+    old_spreads : (m,)
+        Root mean square distances of the vectors from their centroid; above 0.
+    new : (k, width)
+        Centroids.
+    new_spreads : (k,)
+        Root mean square distances of their vectors; above 0.
+    limit
+        Farthest that a cluster may have moved, in spreads.
+    """
+    matches: list[int | None] = [None] * len(new)
+    if len(old) == 0 or len(new) == 0:
+        return matches
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 -- 0.1 s, which every monitor would spend at its start
+
+    distances = np.linalg.norm(
+        old[:, np.newaxis].astype(np.float64) - new[np.newaxis].astype(np.float64), axis=2
+    )
+    allowed = limit * (old_spreads[:, np.newaxis] + new_spreads[np.newaxis]) / 2
+    costs = np.minimum(distances / allowed, 1.0)
+    for i, j in zip(*linear_sum_assignment(costs), strict=True):
+        if costs[i, j] < 1.0:
+            matches[int(j)] = int(i)
+    return matches
+
+
+MOST_VALUES: Final = 1000
+
+
+def known_values(
+    keys: Iterable[str],
+    values: Sequence[Mapping[str, str]],
+    weights: npt.NDArray[np.float64],
+    *,
+    most_unseen: float,
+) -> dict[str, frozenset[str]]:
+    """Return per attribute the values seen so far, for those attributes whose values are known by now.
+
+    The share of traffic whose value was never met is about the share whose value was met exactly once (Good 1953).
+    With the next item counted as one of these, at the largest weight, (W_1 + w_max) / (W + w_max) must be at most
+    `most_unseen`. A request id is unknown for ever by this rule: every value of it is new. So is an attribute with
+    more than `MOST_VALUES` values.
+
+    Parameters
+    ----------
+    keys
+        Attributes, as recorded.
+    values
+        Attributes of each item; an absent one does not count.
+    weights : (n,)
+        1 / pi of each.
+    most_unseen
+        Largest share of ordinary traffic with a value that was not met.
+    """
+    vocabulary: dict[str, frozenset[str]] = {}
+    for key in keys:
+        present = [
+            (value, weight)
+            for of_one, weight in zip(values, weights.tolist(), strict=True)
+            if (value := of_one.get(key)) is not None
+        ]
+        counts = Counter(value for value, _ in present)
+        if not present or len(counts) > MOST_VALUES:
+            continue
+        total = sum(weight for _, weight in present)
+        once = sum(weight for value, weight in present if counts[value] == 1)
+        largest = max(weight for _, weight in present)
+        if (once + largest) / (total + largest) <= most_unseen:
+            vocabulary[key] = frozenset(counts)
+    return vocabulary

@@ -13,10 +13,12 @@ are those of the present.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
@@ -25,14 +27,13 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.signals import SignalForm, signal_of
 from quantdrift.core.slices import ALL, is_declared
-from quantdrift.core.tasks import Build
+from quantdrift.core.tasks import COUNTED, LABELS, Build
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.explain.mix import MoveCause
-from quantdrift.drift.explain.moves import Moves
+from quantdrift.drift.explain.moves import Measured, Moves, moves
 from quantdrift.facts import figures
 from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, DamageCause, Explanation
 from quantdrift.monitor.explain.before_window import BeforeWindow, find_before_window
-from quantdrift.monitor.explain.other_measures import other_moves
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
 from quantdrift.monitor.explain.sample import (
     Measure,
@@ -46,7 +47,7 @@ from quantdrift.monitor.explain.sample import (
     versions_around,
 )
 from quantdrift.monitor.fold.slice_state import Key
-from quantdrift.storage.alerts.evidence import Evidence
+from quantdrift.storage.alerts.evidence import DetailItem, Evidence
 from quantdrift.storage.fold_rows import Catalog, Episode, FoldResult, TransitionRow, VersionRow, from_us
 
 MOST = 16  # alerts of one fold that are explained
@@ -469,3 +470,43 @@ def with_explanation(row: TransitionRow, explanation: Explanation) -> Transition
         begin=explanation.begin or event.explanation.begin or Begin.CHANGED,
     )
     return msgspec.structs.replace(row, event=msgspec.structs.replace(event, explanation=explanation))
+
+
+MOST_MEASURES: Final = 64
+
+
+def other_moves(before: Sequence[DetailItem], after: Sequence[DetailItem]) -> Moves:
+    """Return the measures that moved between two windows; of more than 64, those that most items have are compared."""
+    figures = [[_figures(item.detail) for item in window] for window in (before, after)]
+    n_items = Counter(name for window in figures for of_item in window for name in of_item)
+    names = [
+        name for name, _ in sorted(n_items.items(), key=lambda pair: (-pair[1], pair[0]))[:MOST_MEASURES]
+    ]
+    old, new = (_measured(window, rows, names) for window, rows in zip((before, after), figures, strict=True))
+    return moves(old, new)
+
+
+def _figures(detail: str | None) -> dict[str, float]:
+    """Return the measures of an item by name; those of several outputs are named `measure.output`."""
+    figures: dict[str, float] = {}
+    measured: Mapping[str, Any] = msgspec.json.decode(detail) if detail else {}
+    for name, value in measured.items():
+        for key, figure in value.items() if isinstance(value, dict) else (("", value),):
+            if isinstance(figure, (bool, int, float)) and name not in LABELS:
+                figures[f"{name}.{key}" if key else name] = float(figure)
+    return figures
+
+
+def _measured(
+    items: Sequence[DetailItem], figures: Sequence[Mapping[str, float]], names: Sequence[str]
+) -> Measured:
+    parts = Counter(item.exchange for item in items)
+    numbers: dict[str, int] = {}
+    return Measured(
+        weight=np.array([1.0 / (item.pi * parts[item.exchange]) for item in items]),
+        cluster=np.array([numbers.setdefault(item.group, len(numbers)) for item in items], dtype=np.int64),
+        values={
+            name: np.array([of_item.get(name, 0.0 if name in COUNTED else np.nan) for of_item in figures])
+            for name in names
+        },
+    )

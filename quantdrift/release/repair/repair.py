@@ -1,6 +1,7 @@
 """Repairs: copies of a candidate that are built for a damaged slice, and measured on every slice."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,8 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.records import ExemplarKind, Verdict
+from quantdrift.core.records import ExemplarKind, Predicate, Verdict
+from quantdrift.core.slices import SliceKey
 from quantdrift.core.text import Table
 from quantdrift.drift.evidence.observations import IntArray
 from quantdrift.facts.diagnosis import Diagnosis, DiagnosisVerdict
@@ -38,7 +40,6 @@ from quantdrift.release.notes import add_note
 from quantdrift.release.progress import OnProgress, Watch
 from quantdrift.release.recording import layout_of, parts_of
 from quantdrift.release.repair.remedies import Workbench, halves
-from quantdrift.release.repair.routes import route_of
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File, Setting, existing
 from quantdrift.release.sites import SwitchableCopy
@@ -363,3 +364,52 @@ def _gate_options(case: Damaged, note: int | None) -> tuple[str, ...]:
     if setting.path != Path("config.toml"):
         options.append(f"--config={setting.path}")
     return tuple(options if setting.data is None else [*options, f"--data={setting.data}"])
+
+
+_HEADER: Final = "header."
+_TEXT: Final = """\
+# Requests of the slice {slice} go to {service}, and all others where they go today.
+# {service} is a name for you to choose: the server of the repaired model.
+
+# Istio: the first rule under `http` of the VirtualService of model {model}.
+- match:
+    - headers:
+{istio}
+  route:
+    - destination: {{host: {service}}}
+---
+# Envoy: the first entry under `routes` of the virtual host of model {model}.
+- match:
+    prefix: "/"
+    headers:
+{envoy}
+  route: {{cluster: {service}}}
+"""
+
+
+def route_of(key: SliceKey, service: str) -> str | None:
+    """Return a route for Istio and one for Envoy, as YAML; None: the slice is not made of headers with one value each."""
+    if not key.where or not all(_is_header(condition) for condition in key.where):
+        return None
+    return _TEXT.format(
+        slice=key.name.replace("\n", " "),
+        service=service,
+        model=key.model,
+        istio="\n".join(f"        {name}: {{exact: {value}}}" for name, value in _quoted(key.where)),
+        envoy="\n".join(
+            f"      - {{name: {name}, string_match: {{exact: {value}}}}}"
+            for name, value in _quoted(key.where)
+        ),
+    )
+
+
+def _is_header(condition: Predicate) -> bool:
+    return condition.key.startswith(_HEADER) and condition.equals is not None
+
+
+def _quoted(conditions: Sequence[Predicate]) -> list[tuple[str, str]]:
+    """Return the name and the value of each header as texts of YAML: it reads those of JSON."""
+    return [
+        (json.dumps(condition.key.removeprefix(_HEADER)), json.dumps(condition.equals))
+        for condition in conditions
+    ]
