@@ -14,7 +14,7 @@ from benchmarks.delays import PRODUCTION
 from benchmarks.race import OPERATING_POINT, Shipped, known, learned
 from quantdrift.core.config.schema import Monitor, Shadow
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
-from quantdrift.shadow.pipeline.batcher import Batcher
+from quantdrift.shadow.pipeline.reader import Batcher
 from quantdrift.storage.fold.reading_order import ReadingOrder, Stretch, closed_up
 
 BOUND: Final = 0.25  # P(evidence of 4 n within n groups)

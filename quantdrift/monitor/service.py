@@ -52,9 +52,8 @@ from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold.circumstances import read_circumstances
+from quantdrift.storage.fold.circumstances import read_circumstances, read_share_hours
 from quantdrift.storage.fold.read import claim, load_catalog, resume
-from quantdrift.storage.fold.shares import read_share_hours
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.incidents.incidents import count_due, mitigated_slices, store_count
 from quantdrift.storage.leader import Leadership

@@ -17,6 +17,7 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.keys import KeyFile
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
@@ -24,7 +25,6 @@ from quantdrift.core.sealing import SEALED_BYTES, seal
 from quantdrift.core.stream.connection import PUBLISH_TIMEOUT_S, Queue, StreamFullError, TooLargeError
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.core.stream.rights import NatsRole
-from quantdrift.sidecar.capture.loss_warnings import LossWarnings
 from quantdrift.sidecar.capture.rate_limits import RateLimits
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 
@@ -42,6 +42,19 @@ _REFUSED_S = 10.0
 UNSTORED_S: Final = 30
 """Time without a stored exchange, in seconds, after which a NATS that is connected is called out."""
 _CAPS = frozenset({Loss.RATE_CAP, Loss.BYTE_CAP})
+PERIOD_S: Final = 60.0
+_MOST: Final = 256  # models and reasons; the model's name comes from a client
+_ADVICE: Final = {
+    Loss.DECODE: (
+        "they cannot be read: with telemetry.log_level = debug a line for each says what is wrong; for TorchServe check"
+        " models.adapter"
+    ),
+    Loss.PUBLISH: "NATS did not acknowledge them: check the server at stream.url",
+    Loss.STREAM_FULL: "the stream is full: add shadow workers, lower the sampling rates or raise stream.max_bytes",
+    Loss.TOO_LARGE: "they are above max_payload of the NATS server: raise it, or lower sidecar.max_exchange_bytes",
+    Loss.QUEUE_FULL: "the queue to NATS is full because the server is slow or away: check the server at stream.url",
+    Loss.NO_KEY: "they must be encrypted, and the key cannot be read: check the file stream.payload_key_file",
+}
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -360,3 +373,49 @@ class Publisher:
             self._empty.clear()
         else:
             self._empty.set()
+
+
+class _Line(msgspec.Struct):
+    """What was lost since the last line, and when that was."""
+
+    logged_s: float
+    n: int = 0
+
+
+class LossWarnings:
+    """Logs lost exchanges. Losses by a configured limit are counted but not logged: somebody has asked for them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lines: dict[tuple[str, Loss], _Line] = {}
+
+    def count(self, model: str, loss: Loss) -> None:
+        """Note a lost exchange; log it, or with the next line of its model and reason."""
+        advice = _ADVICE.get(loss)
+        if advice is None:
+            return
+        now_s = self._clock.monotonic_s()
+        key = (model, loss) if (model, loss) in self._lines or len(self._lines) < _MOST else ("", loss)
+        line = self._lines.setdefault(key, _Line(logged_s=now_s - PERIOD_S))
+        line.n += 1
+        if now_s - line.logged_s >= PERIOD_S:
+            _LOG.warning(
+                "model %s: lost %d captured exchanges (%s): %s",
+                key[0],
+                line.n,
+                loss.value,
+                advice,
+                extra=of_model(key[0]),
+            )
+            line.logged_s, line.n = now_s, 0
+
+    def log_rest(self) -> None:
+        """Log what was counted since the last lines, where a minute has passed since then."""
+        now_s = self._clock.monotonic_s()
+        for (model, loss), line in list(self._lines.items()):
+            if now_s - line.logged_s < PERIOD_S:
+                continue
+            del self._lines[model, loss]
+            if line.n:
+                self._lines[model, loss] = _Line(logged_s=now_s - PERIOD_S, n=line.n - 1)
+                self.count(model, loss)

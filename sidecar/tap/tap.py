@@ -1,27 +1,135 @@
-"""The tap object of a Python server."""
+"""The tap object of a Python server: its sampling, and the encoding of values as Open Inference tensors."""
 
 import atexit
 import contextlib
 import functools
 import logging
 import os
+import random
+import struct
+import sys
 import time
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from quantdrift.core.records import Loss
+import msgspec
+
+from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.records import HeaderStratum, Loss
+from quantdrift.core.sampling.rates import uniform
 from quantdrift.sidecar.handoff.frame import RawMeta, frame
 from quantdrift.sidecar.handoff.http_head import request_head, response_head
 from quantdrift.sidecar.tap.client import TapClient
-from quantdrift.sidecar.tap.sampler import SampledCall, TapSampler
-from quantdrift.sidecar.tap.tensors import TensorError, encode_tensors
 from quantdrift.sidecar.tap.wire import Rates
 
 _LOG = logging.getLogger(__name__)
 _NOTHING: Mapping[str, str] = {}
 _JSON_LENGTH = b"inference-header-content-length"
+
+
+_METHOD = "POST"
+_Lookup = tuple[str, dict[str | None, list[tuple[str, tuple[tuple[str, str], ...]]]]]
+_LENGTH = struct.Struct("<I")
+_DATATYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "bfloat16": "BF16",
+}
+
+
+class SampledCall(NamedTuple):
+    """A sampled call: its stratum and row, the probability, the draw, the epoch, and its new identifier."""
+
+    stratum: str
+    row: int
+    pi1: float
+    u1: float
+    epoch: str
+    id: str
+
+
+class TapSampler:
+    """Draws the calls of one model by the rates of one epoch.
+
+    Parameters
+    ----------
+    rates
+        As received from the intake.
+    path
+        The path that a client would have requested.
+    chance
+        Returns numbers in [0, 1), uniform and independent.
+    connection_id
+        The connection that sent the rates; their rows belong to the sidecar at its other end.
+    """
+
+    __slots__ = ("_chance", "_lookups", "_rates", "_rows", "connection_id", "default_stratum", "strata_rates")
+
+    def __init__(
+        self, rates: Rates, path: str, chance: Callable[[], float] = random.random, connection_id: int = 0
+    ) -> None:
+        self._rates = rates
+        self._chance = chance
+        self.connection_id = connection_id
+        self._rows = {stratum.name: row for row, stratum in zip(rates.rows, rates.strata, strict=True)}
+        self.strata_rates = {stratum.name: stratum.rate for stratum in rates.strata}
+        possible = [stratum for stratum in rates.strata if _may_match(stratum, path)]
+        self._lookups = _lookups(possible)
+        self.default_stratum = next(stratum.name for stratum in possible if not stratum.headers)
+
+    def stratum(self, headers: Mapping[str, str]) -> str:
+        """Return the stratum of a call with these headers, whose names are in lower case."""
+        for name, by_value in self._lookups:
+            for candidate, others in by_value.get(headers.get(name), ()):
+                if not others or all(headers.get(key) == value for key, value in others):
+                    return candidate
+        return self.default_stratum
+
+    def draw(self, stratum: str, headers: Mapping[str, str]) -> SampledCall | None:
+        """Return the draw of a call if it is taken, else None."""
+        rate = self.strata_rates[stratum]
+        if rate <= 0.0:
+            return None
+        sticky = headers.get(self._rates.sticky) if self._rates.sticky else None
+        u1 = uniform(sticky.encode(errors="replace"), self._rates.salt) if sticky else self._chance()
+        if u1 >= rate:
+            return None
+        # Random bytes of the system, unique over threads and after a fork.
+        return SampledCall(stratum, self._rows[stratum], rate, u1, self._rates.epoch, os.urandom(16).hex())
+
+    @property
+    def max_exchange_bytes(self) -> int:
+        """Longest exchange that the intake accepts."""
+        return self._rates.max_exchange_bytes
+
+
+def _lookups(possible: list[HeaderStratum]) -> list[_Lookup]:
+    """Return the strata with headers that precede the first one without; neighbours share one lookup."""
+    lookups: list[_Lookup] = []
+    for stratum in possible:
+        if not stratum.headers:
+            break
+        (name, value), *others = stratum.headers.items()
+        if not lookups or lookups[-1][0] != name:
+            lookups.append((name, {}))
+        lookups[-1][1].setdefault(value, []).append((stratum.name, tuple(others)))
+    return lookups
+
+
+def _may_match(stratum: HeaderStratum, path: str) -> bool:
+    return stratum.method in ("", _METHOD) and path.startswith(stratum.path_prefix)
 
 
 class Tap:
@@ -213,3 +321,95 @@ def _call(method: "weakref.WeakMethod[Any]", *arguments: Any) -> None:
     called = method()
     if called is not None:
         called(*arguments)
+
+
+class TensorError(QuantdriftError):
+    """A value cannot be encoded as a tensor."""
+
+
+class TensorMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of the binary tensor extension.
+
+    Parameters
+    ----------
+    document
+        The JSON part.
+    buffers
+        The bytes of the tensors, in the order of the document. They are copies, so the caller may change its
+        values.
+    """
+
+    document: bytes
+    buffers: list[bytes]
+
+
+def encode_tensors(kind: str, values: Mapping[str, Any], members: Mapping[str, Any]) -> TensorMessage:
+    """Return the message with `values` as tensors.
+
+    Parameters
+    ----------
+    kind
+        `inputs` or `outputs`.
+    values
+        By name: numpy arrays, CPU tensors of torch, text, bytes, numbers, or lists of these.
+    members
+        Further members of the document.
+
+    Raises
+    ------
+    TensorError
+        A value is of another kind, or is on a device, because fetching it would delay the caller.
+    """
+    tensors: list[dict[str, Any]] = []
+    buffers = []
+    for name, value in values.items():
+        datatype, shape, data = _read(value)
+        parameters = {"binary_data_size": len(data)}
+        tensors.append({"name": name, "shape": shape, "datatype": datatype, "parameters": parameters})
+        buffers.append(data)
+    return TensorMessage(document=msgspec.json.encode({**members, kind: tensors}), buffers=buffers)
+
+
+def _read(value: Any) -> tuple[str, list[int], bytes]:
+    if isinstance(value, str | bytes):
+        value = [value]
+    if hasattr(value, "detach"):
+        return _from_torch(value)
+    if isinstance(value, list | tuple) and value and all(isinstance(item, str | bytes) for item in value):
+        return "BYTES", [len(value)], _pack_strings(value)
+    import numpy as np  # noqa: PLC0415 - a server without arrays need not load it
+
+    array = np.asarray(value)
+    if array.dtype.kind in "OSU":
+        flat = array.ravel().tolist()
+        if not all(isinstance(item, str | bytes) for item in flat):
+            raise TensorError("an array of objects that are not text")
+        return "BYTES", list(array.shape), _pack_strings(flat)
+    datatype = _DATATYPES.get(array.dtype.name)
+    if datatype is None:
+        raise TensorError(f"no Open Inference datatype for {array.dtype.name}")
+    if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return datatype, list(array.shape), array.tobytes()
+
+
+def _from_torch(value: Any) -> tuple[str, list[int], bytes]:
+    if value.device.type != "cpu":
+        raise TensorError("a tensor on a device: pass a copy on the host, `tensor.cpu()`")
+    name = str(value.dtype).removeprefix("torch.")
+    datatype = _DATATYPES.get(name)
+    if datatype is None:
+        raise TensorError(f"no Open Inference datatype for {name}")
+    host = value.detach()
+    if datatype == "BF16":
+        host = host.view(sys.modules["torch"].int16)  # numpy has no such type; only the bits are needed
+    return datatype, list(value.shape), host.numpy().tobytes()
+
+
+def _pack_strings(values: Any) -> bytes:
+    data = bytearray()
+    for item in values:
+        raw = item.encode() if isinstance(item, str) else item
+        data += _LENGTH.pack(len(raw))
+        data += raw
+    return bytes(data)

@@ -6,6 +6,8 @@
 has no foreign keys, because COPY writes it at line rate, after the rows that it points to, in the same transaction.
 """
 
+from typing import Any
+
 from sqlalchemy import (
     Boolean,
     CheckConstraint,
@@ -16,15 +18,14 @@ from sqlalchemy import (
     LargeBinary,
     UniqueConstraint,
     text,
+    true,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from quantdrift.storage.schema.audit_table import AuditTable
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
 from quantdrift.storage.schema.expiry_tables import ArrivalTable, ExpiryTable
 from quantdrift.storage.schema.gate_table import GateRunTable, GateVerdictTable
-from quantdrift.storage.schema.label_table import LabelTable
 from quantdrift.storage.schema.monitor_tables import (
     AlertActionTable,
     AlertTable,
@@ -47,7 +48,6 @@ from quantdrift.storage.schema.noise_tables import (
     NoiseTable,
     NoiseTestTable,
 )
-from quantdrift.storage.schema.process_table import ProcessReportTable
 from quantdrift.storage.schema.slice_tables import (
     ClusteringTable,
     DiscoveryChangeTable,
@@ -451,4 +451,108 @@ class CompatibilityTable(Base):
     id: Mapped[SmallInt] = mapped_column(primary_key=True, autoincrement=False, comment="Always 1.")
     oldest_revision: Mapped[Str] = mapped_column(
         comment="Newest revision that the oldest of these releases knows."
+    )
+
+
+class LabelTable(Base):
+    """Which side was right about one compared item, by its true label."""
+
+    __tablename__ = "label"
+    __table_args__ = (
+        Index("ix_label_model_version_id", "model_version_id", "captured_at"),
+        {
+            "comment": "Which side was right about a compared item, by the true label that somebody loaded with"
+            " `quantdrift labels load`. One row per labelled item."
+        },
+    )
+    captured_at: Mapped[Time] = mapped_column(primary_key=True, comment="Of the item, as in comparison.")
+    exchange_id: Mapped[Uuid] = mapped_column(primary_key=True, comment="Of the item, as in comparison.")
+    item: Mapped[SmallInt] = mapped_column(
+        primary_key=True, comment="Index of the item in the exchange, from 0."
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), comment="model_version it belongs to."
+    )
+    label: Mapped[Str | None] = mapped_column(
+        comment="The true class, by its number or its name in models.labels, as loaded; null where the file said which side was"
+        " right."
+    )
+    candidate_right: Mapped[bool] = mapped_column(comment="Whether the candidate's answer was right.")
+    reference_right: Mapped[bool] = mapped_column(comment="Whether the reference's answer was right.")
+    loaded_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was loaded.")
+    drawn_for: Mapped[Int | None] = mapped_column(
+        comment="Slice of which `quantdrift labels wanted` drew it among the changed answers; null: it was not drawn."
+    )
+    as_it_came: Mapped[bool] = mapped_column(
+        server_default=true(), comment="Whether it was loaded from a file that says nothing of a draw."
+    )
+
+
+class AuditTable(Base):
+    """One action of a person or a process."""
+
+    __tablename__ = "audit"
+    __table_args__ = (
+        {
+            "comment": "Who changed what and when, in a chain of hashes. Only the function `audit_add` writes it; rows are never"
+            " changed or deleted."
+        },
+    )
+    seq: Mapped[BigInt] = mapped_column(
+        primary_key=True, autoincrement=False, comment="1, 2, 3, ... without a gap."
+    )
+    at: Mapped[Time] = mapped_column(comment="When it was written, by the database's clock.")
+    actor: Mapped[Str] = mapped_column(comment="Who: the user that Postgres authenticated (session_user).")
+    action: Mapped[Str] = mapped_column(comment="What was done, as the command is called.")
+    model: Mapped[Str] = mapped_column(comment="Model; empty: no single one.")
+    subject: Mapped[Str] = mapped_column(
+        comment="What was changed: `slice 12`, `discovery 3`, `revision 7` of the bucket of pauses, or a process; may be"
+        " empty."
+    )
+    before: Mapped[dict[str, Any] | None] = mapped_column(
+        JSONB(none_as_null=True), comment="The former state; null: there was none, or it is unknown."
+    )
+    after: Mapped[dict[str, Any] | None] = mapped_column(
+        JSONB(none_as_null=True), comment="The new state; null: there is none."
+    )
+    note: Mapped[Str] = mapped_column(comment="Reason that the person gave; may be empty.")
+    hash: Mapped[bytes] = mapped_column(
+        LargeBinary,
+        comment="SHA-256 of the hash of the entry before and of all other columns; `quantdrift audit verify` computes it"
+        " again.",
+    )
+
+
+class ProcessReportTable(Base):
+    """The newest report of one process."""
+
+    __tablename__ = "process_report"
+    __table_args__ = (
+        {
+            "comment": "Configuration and local pause of each sidecar and shadow worker, as it reported them last, and as the"
+            " audit has them. One row per process."
+        },
+    )
+    role: Mapped[Str] = mapped_column(primary_key=True, comment="sidecar or shadow.")
+    source: Mapped[Str] = mapped_column(primary_key=True, comment="Pod, or host.")
+    reported_at: Mapped[Time] = mapped_column(comment="When the stream took the newest report of a change.")
+    seen_at: Mapped[Time] = mapped_column(
+        server_default=NOW, comment="When its last report was stored, to the hour."
+    )
+    stored_by: Mapped[Str] = mapped_column(
+        server_default=text("session_user"), comment="Database user who stored the first report."
+    )
+    digest: Mapped[Str] = mapped_column(comment="SHA-256 of its options.")
+    options: Mapped[Json] = mapped_column(
+        comment="Options that differ from their default, without credentials.",
+    )
+    pause: Mapped[dict[str, Any] | None] = mapped_column(
+        JSONB(none_as_null=True), comment="What is paused at this process alone; null: nothing."
+    )
+    audited_digest: Mapped[Str | None] = mapped_column(comment="digest, as the audit has it; null: not yet.")
+    audited_options: Mapped[dict[str, Any] | None] = mapped_column(
+        JSONB(none_as_null=True), comment="options, as the audit has them."
+    )
+    audited_pause: Mapped[dict[str, Any] | None] = mapped_column(
+        JSONB(none_as_null=True), comment="pause, as the audit has it."
     )

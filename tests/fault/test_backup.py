@@ -7,7 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from quantdrift.storage.server.binaries import find_binaries
+from quantdrift.storage.server.postgres import find_binaries
 from tests.support.monitor.fold_stream import batches, store_batch, store_catalog
 from tests.support.monitor.monitor_processes import (
     connected,

@@ -18,7 +18,7 @@ from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.http2.frames import PREFACE
 from quantdrift.sidecar.relay.listener import Listener
 from quantdrift.sidecar.relay.observing import limit
-from quantdrift.sidecar.relay.watchdog import Watchdog
+from quantdrift.sidecar.relay.worker import Watchdog
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.http2_wire import headers, settings
 from tests.support.sidecar.relay_rig import (

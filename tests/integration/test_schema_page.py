@@ -8,8 +8,7 @@ import pytest
 
 from quantdrift.storage.admin.database_docs import describe
 from quantdrift.storage.admin.migrate import upgrade
-from quantdrift.storage.server.binaries import find_binaries
-from quantdrift.storage.server.postgres import PostgresServer
+from quantdrift.storage.server.postgres import PostgresServer, find_binaries
 
 pytestmark = pytest.mark.integration
 

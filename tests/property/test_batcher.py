@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.shadow.pipeline.batcher import Batcher
+from quantdrift.shadow.pipeline.reader import Batcher
 
 pytestmark = pytest.mark.property
 

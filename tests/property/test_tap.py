@@ -10,7 +10,7 @@ from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
-from quantdrift.sidecar.tap.sampler import TapSampler
+from quantdrift.sidecar.tap.tap import TapSampler
 from quantdrift.sidecar.tap.wire import Rates
 
 pytestmark = pytest.mark.property

@@ -19,7 +19,7 @@ from quantdrift.models.comparators.protocol import Divergences
 from quantdrift.models.tensors.arrays import Outputs
 from quantdrift.release.diagnose.blame import diagnose
 from quantdrift.release.diagnose.copies import Copy, check
-from quantdrift.release.diagnose.opening import open_copy
+from quantdrift.release.diagnose.diagnose import open_copy
 from quantdrift.release.diagnose.pytorch.switches import LayerSwitch, RangeSwitch, WeightSwitch
 from tests.quantised.layers import (
     INPUT,

@@ -15,10 +15,9 @@ from quantdrift.core.config.schema import Sampling, Sidecar
 from quantdrift.core.records import Loss, ModelCount, Way
 from quantdrift.core.sampling.rates import policy_at
 from quantdrift.sidecar.capture.pipeline import CaptureService, Pipeline
-from quantdrift.sidecar.capture.process import identity_of
+from quantdrift.sidecar.capture.process import Tallies, identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
-from quantdrift.sidecar.capture.tallies import Tallies
 from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.protocols import cost
 from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile, write_live_config

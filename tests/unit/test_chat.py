@@ -12,7 +12,7 @@ from quantdrift.core.config.connections import connection_problems
 from quantdrift.core.config.schema import Config, Notify, Web
 from quantdrift.core.config.watching import WebhookFormat
 from quantdrift.facts.words.text import AlertText, Line, Step
-from quantdrift.monitor.notify.chat import message
+from quantdrift.monitor.notify.webhook import message
 from quantdrift.storage.alerts.alerts import AlertFact, Delivery
 
 pytestmark = pytest.mark.unit

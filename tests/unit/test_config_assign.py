@@ -2,7 +2,7 @@
 
 import pytest
 
-from quantdrift.core.config.assign import assign
+from quantdrift.cli.decide.backtest import assign
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError
 

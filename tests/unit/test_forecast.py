@@ -9,8 +9,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.slices import SliceKey
 from quantdrift.facts.plan import Forecast, SliceForecast
-from quantdrift.monitor.planning.forecast import ForecastQuestion, Traffic, forecast
-from quantdrift.monitor.planning.population import N_REQUESTS, Population
+from quantdrift.monitor.planning.forecast import N_REQUESTS, ForecastQuestion, Population, Traffic, forecast
 
 pytestmark = pytest.mark.unit
 

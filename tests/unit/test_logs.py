@@ -11,7 +11,7 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.logs import MOST, WINDOW_S, Sparse, of_model, setup_logs
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.capture.loss_warnings import LossWarnings
+from quantdrift.sidecar.capture.publisher import LossWarnings
 
 pytestmark = pytest.mark.unit
 

@@ -13,9 +13,9 @@ from quantdrift.core.records import Latency
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.shadow.pipeline.metrics import MOST_VERSIONS, ShadowMetrics, Step
+from quantdrift.sidecar.admin import observe
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
-from quantdrift.sidecar.state.metrics import observe
 from quantdrift.storage.comparisons.rows import ComparedExchange, StoreBatch, VersionKey, Written
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.protocols import sse
-from quantdrift.sidecar.protocols.sse import Event, read_events
+from quantdrift.sidecar.protocols.openai import Event, read_events
 from tests.support.sidecar.decode import lost
 
 pytestmark = pytest.mark.unit

@@ -10,8 +10,8 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Capture, Config, Model
 from quantdrift.core.records import Loss, ModelCount, Protocol
-from quantdrift.sidecar.capture.tallies import Tallies
-from quantdrift.sidecar.capture.unknown_models import MAX_NAMES, UnknownModels
+from quantdrift.sidecar.capture.pipeline import MAX_NAMES, UnknownModels
+from quantdrift.sidecar.capture.process import Tallies
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.routes import known_requests

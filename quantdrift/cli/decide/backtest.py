@@ -1,18 +1,19 @@
 """The command `quantdrift backtest`."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.core.config.assign import assign
+from quantdrift.core.config.check import problems
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config
-from quantdrift.core.config.wrong_values import nearest
+from quantdrift.core.config.wrong_values import mistakes, nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.core.signals import WATCHED
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _MOST_LANES = 16
 # The other options were used when the comparisons were made: changing them now has no effect.
 _MATTERS = ("monitor.", "models.")
+_WANTED = {bool: "true or false", int: "a number", float: "a number"}
 
 
 @click.command()
@@ -216,3 +218,72 @@ def _span(alert: "Alert") -> "Span":
         paged=None if alert.paged_us is None else from_us(alert.paged_us),
         ended=None if alert.ended_us is None else from_us(alert.ended_us),
     )
+
+
+def assign(config: Config, assignments: Iterable[str]) -> Config:
+    """Return `config` with each `KEY=VALUE` set.
+
+    Parameters
+    ----------
+    config
+        A checked configuration.
+    assignments
+        KEY is a path of names separated by dots; an entry of a list is given by its `name`. VALUE is JSON, or plain
+        text if the option is text.
+
+    Raises
+    ------
+    OperatorError
+        A key is unknown (the error gives the nearest known name), a value is invalid, or options contradict each
+        other.
+    """
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise OperatorError(f"`{assignment}` has no value: write KEY=VALUE")
+        document = msgspec.to_builtins(config)
+        table, option = _place(document, key)
+        try:
+            table[option] = text if isinstance(table[option], str) else _value(text, table[option])
+        except msgspec.DecodeError as error:
+            raise OperatorError(f"`{assignment}` does not fit: {error}") from error
+        for mistake in mistakes(document, Config):
+            raise OperatorError(f"`{assignment}` does not fit: {mistake.text}")
+        config = msgspec.convert(document, Config)
+    if contradictions := problems(config):
+        raise OperatorError(
+            "with these options:\n" + "\n".join(f"  - {problem}" for problem in contradictions)
+        )
+    return config
+
+
+def _value(text: str, before: Any) -> Any:
+    """Return the JSON value of `text`; `before` is the old value, for the error."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        wanted = _WANTED.get(type(before), "a list or table as JSON")
+        raise msgspec.DecodeError(f"`{text}` is not {wanted}") from error
+
+
+def _place(document: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """Return the table of an option, and the option's name in it."""
+    *parents, option = key.split(".")
+    table: Any = document
+    for depth, name in enumerate(parents):
+        table = _entry(table, name, ".".join(parents[:depth]))
+    if not isinstance(table, dict) or option not in table:
+        _entry(table, option, ".".join(parents))
+        raise OperatorError(f"`{key}` is not a single option: name one inside it")
+    return table, option
+
+
+def _entry(table: Any, name: str, where: str) -> Any:
+    if isinstance(table, list | tuple):
+        entries = {entry["name"]: entry for entry in table if isinstance(entry, dict) and "name" in entry}
+    else:
+        entries = table if isinstance(table, dict) else {}
+    if name in entries:
+        return entries[name]
+    path = f"{where}.{name}" if where else name
+    raise OperatorError(f"unknown option `{path}`: {nearest(name, list(entries))}")

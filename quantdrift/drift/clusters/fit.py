@@ -49,6 +49,9 @@ _BATCH: Final = 1024
 _FRESH_STARTS: Final = 3
 _MOST_FORMER: Final = 64
 _N_MEDOIDS: Final = 3
+LIMIT: Final = 1.0
+Array = npt.NDArray[Any]
+MOST_VALUES: Final = 1000
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -401,11 +404,6 @@ def _described(clustering: Clustering, sample: Sample) -> tuple[Cluster, ...]:
     return tuple(sorted(clusters, key=lambda cluster: (cluster.id == OTHER_ID, cluster.id)))
 
 
-LIMIT: Final = 1.0
-
-Array = npt.NDArray[Any]
-
-
 def match_centroids(
     old: Array, old_spreads: Array, new: Array, new_spreads: Array, *, limit: float = LIMIT
 ) -> list[int | None]:
@@ -445,9 +443,6 @@ def match_centroids(
         if costs[i, j] < 1.0:
             matches[int(j)] = int(i)
     return matches
-
-
-MOST_VALUES: Final = 1000
 
 
 def known_values(

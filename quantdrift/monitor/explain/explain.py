@@ -56,6 +56,7 @@ FOLD_S = 3.0
 MOST_LARGER = 4  # larger alerting slices that a new alert is tested to explain
 _EPISODES = (Episode.OPEN, Episode.ESCALATE)
 _LOG = logging.getLogger(__name__)
+MOST_MEASURES: Final = 64
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -470,9 +471,6 @@ def with_explanation(row: TransitionRow, explanation: Explanation) -> Transition
         begin=explanation.begin or event.explanation.begin or Begin.CHANGED,
     )
     return msgspec.structs.replace(row, event=msgspec.structs.replace(event, explanation=explanation))
-
-
-MOST_MEASURES: Final = 64
 
 
 def other_moves(before: Sequence[DetailItem], after: Sequence[DetailItem]) -> Moves:

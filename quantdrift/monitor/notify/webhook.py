@@ -6,6 +6,10 @@ was accepted just before a monitor ended may come again: `id` is the same then.
 
 The header `Quantdrift-Signature` is `t=SECONDS,kid=KEY,v1=HEX`: the time of sending, the id of the key in the key file, and the
 HMAC-SHA256 of `SECONDS.BODY` with what that key derives for this purpose.
+
+A message of a chat has one headline, the lines for whoever is woken, what to do first, and a way to the alert. Values of clients
+stand in plain text, or with the signs replaced that would begin a link, a mention or a tag. Every address is an absolute one
+below `web.url`; without it there is the command in place of the button.
 """
 
 import hmac
@@ -26,8 +30,9 @@ from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
 from quantdrift.core.text import plain, unmarked
 from quantdrift.core.tls import Tls
 from quantdrift.facts.events import event_of
+from quantdrift.facts.words.happened import SINCE
 from quantdrift.facts.words.incident import mitigated_sentence
-from quantdrift.monitor.notify.chat import message
+from quantdrift.facts.words.text import AlertText
 from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
 from quantdrift.storage.alerts.alerts import (
     AlertFact,
@@ -46,6 +51,18 @@ FIRST_S: Final = 2.0
 LONGEST_S: Final = 600.0
 _AT_ONCE: Final = 16
 _LOG = logging.getLogger(__name__)
+_MOST_HEADER: Final = 150  # characters, Slack's limit
+_MOST_LINE: Final = 2000
+_FACTS: Final = ("How many", SINCE, "What changed")
+_OPEN: Final = "Open the alert"
+_CHANGES: Final = {
+    "opened": "",
+    "escalated": "Now a page: ",
+    "worse": "Worse than when it was acknowledged: ",
+    "ended": "",
+    "mitigated": "Mitigated: ",
+    "reopened": "Open again: ",
+}
 
 
 class WebhookSender:
@@ -167,3 +184,75 @@ def document(delivery: Delivery, config: Config) -> bytes:
         "figures": frozen(event_of(delivery.details), delivery.at),
     }
     return msgspec.json.encode(facts)
+
+
+def message(kind: WebhookFormat, delivery: Delivery, config: Config, *, mitigated: str = "") -> bytes:
+    """Return the body that the webhook of a chat takes.
+
+    Parameters
+    ----------
+    kind
+        Slack or Teams.
+    mitigated
+        Why nobody gets the answers of an alert that lasts; empty: they do.
+    """
+    words = delivery.text or delivery.alert.words
+    headline = plain(f"{_CHANGES.get(delivery.change, '')}{mitigated or words.headline}")
+    lines = [(label, plain(words.answer(label))) for label in _FACTS if words.answer(label)]
+    lines += _first(words) if delivery.alert.is_open and not mitigated else []
+    page = alert_page(config, delivery.alert.id)
+    if not page:
+        lines.append(("Look", f"quantdrift alerts show {delivery.alert.id}"))
+    built = _slack(headline, lines, page) if kind is WebhookFormat.SLACK else _teams(headline, lines, page)
+    return msgspec.json.encode(built)
+
+
+def _first(words: AlertText) -> list[tuple[str, str]]:
+    """Return what to do first."""
+    return [("Do now", plain(str(words.do_now[0])))] if words.do_now else []
+
+
+def _slack(headline: str, lines: list[tuple[str, str]], page: str) -> dict[str, Any]:
+    """Return a message of Slack's Block Kit, in plain text: there is no markup in it."""
+    blocks: list[dict[str, Any]] = [{"type": "header", "text": _text(headline, _MOST_HEADER)}]
+    if len(headline) > _MOST_HEADER:
+        blocks.append({"type": "section", "text": _text(headline, _MOST_LINE)})
+    blocks += [{"type": "section", "text": _text(f"{label}: {text}", _MOST_LINE)} for label, text in lines]
+    if page:
+        button = {"type": "button", "text": _text(_OPEN, _MOST_HEADER), "url": page}
+        blocks.append({"type": "actions", "elements": [button]})
+    return {"text": unmarked(headline), "blocks": blocks}
+
+
+def _text(text: str, most: int) -> dict[str, Any]:
+    return {
+        "type": "plain_text",
+        "text": text if len(text) <= most else f"{text[: most - 1]}…",
+        "emoji": False,
+    }
+
+
+def _teams(headline: str, lines: list[tuple[str, str]], page: str) -> dict[str, Any]:
+    """Return a message with an Adaptive Card, whose texts may have Markdown."""
+    head = {
+        "type": "TextBlock",
+        "text": unmarked(headline),
+        "weight": "Bolder",
+        "size": "Medium",
+        "wrap": True,
+    }
+    facts = [{"title": label, "value": unmarked(text[:_MOST_LINE])} for label, text in lines]
+    card: dict[str, Any] = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": [head, {"type": "FactSet", "facts": facts}],
+    }
+    if page:
+        card["actions"] = [{"type": "Action.OpenUrl", "title": _OPEN, "url": page}]
+    return {
+        "type": "message",
+        "attachments": [
+            {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+        ],
+    }

@@ -46,6 +46,25 @@ from quantdrift.release.sites import SwitchableCopy
 from quantdrift.storage.alerts.alerts import FindingKind
 
 _FORMAT: Final = 1
+_HEADER: Final = "header."
+_TEXT: Final = """\
+# Requests of the slice {slice} go to {service}, and all others where they go today.
+# {service} is a name for you to choose: the server of the repaired model.
+
+# Istio: the first rule under `http` of the VirtualService of model {model}.
+- match:
+    - headers:
+{istio}
+  route:
+    - destination: {{host: {service}}}
+---
+# Envoy: the first entry under `routes` of the virtual host of model {model}.
+- match:
+    prefix: "/"
+    headers:
+{envoy}
+  route: {{cluster: {service}}}
+"""
 
 
 class RepairResult(Result, frozen=True, kw_only=True):
@@ -364,27 +383,6 @@ def _gate_options(case: Damaged, note: int | None) -> tuple[str, ...]:
     if setting.path != Path("config.toml"):
         options.append(f"--config={setting.path}")
     return tuple(options if setting.data is None else [*options, f"--data={setting.data}"])
-
-
-_HEADER: Final = "header."
-_TEXT: Final = """\
-# Requests of the slice {slice} go to {service}, and all others where they go today.
-# {service} is a name for you to choose: the server of the repaired model.
-
-# Istio: the first rule under `http` of the VirtualService of model {model}.
-- match:
-    - headers:
-{istio}
-  route:
-    - destination: {{host: {service}}}
----
-# Envoy: the first entry under `routes` of the virtual host of model {model}.
-- match:
-    prefix: "/"
-    headers:
-{envoy}
-  route: {{cluster: {service}}}
-"""
 
 
 def route_of(key: SliceKey, service: str) -> str | None:

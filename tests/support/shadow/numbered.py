@@ -9,8 +9,8 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
+from quantdrift.sidecar.capture.process import Tallies
 from quantdrift.sidecar.capture.publisher import Publisher
-from quantdrift.sidecar.capture.tallies import Tallies
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 
 DEADLINE_S = 60.0

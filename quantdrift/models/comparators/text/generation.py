@@ -80,6 +80,7 @@ _MOST: Final = (
     0.9  # spellings are ambiguous at some positions; without a list of tokens far more are not known
 )
 _EMPTY_ANSWER: Final = Answer(text="")
+_REPLACED: Final = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 class _Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -423,9 +424,6 @@ def _column(values: Iterable[Any]) -> npt.NDArray[Any]:
     column = np.empty(len(column_values), dtype=object)
     column[:] = column_values
     return column
-
-
-_REPLACED: Final = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def is_part(token: bytes) -> bool:

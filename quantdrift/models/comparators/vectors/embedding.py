@@ -31,6 +31,12 @@ from quantdrift.models.comparators.numbers import pair_of
 from quantdrift.models.comparators.protocol import Divergences, Flags, Values
 from quantdrift.models.tensors.arrays import Array, output_error
 
+ROWS = 64  # directions searched at once: each takes some 40 bytes for each kept one
+_DECIMALS = 5  # float32 products of different numbers of rows differ only beyond these
+_SAME = (
+    1.0 - 1e-5
+)  # cosine from which on two directions count as one: repeated inputs, such as a frequent text
+
 
 def length(vectors: Values) -> Values:
     """Return the Euclidean length of each vector of (items, dimensions); infinite if it overflows float64."""
@@ -142,14 +148,6 @@ class EmbeddingComparator:
             common = self._reservoir.nearest(q[some], k) & self._reservoir.nearest(p[some], k)
             share[some] = common.sum(axis=1) / k
         return share
-
-
-ROWS = 64  # directions searched at once: each takes some 40 bytes for each kept one
-
-_DECIMALS = 5  # float32 products of different numbers of rows differ only beyond these
-_SAME = (
-    1.0 - 1e-5
-)  # cosine from which on two directions count as one: repeated inputs, such as a frequent text
 
 
 class Reservoir:

@@ -57,6 +57,8 @@ _SHIFTS = ("box_shift", "centre_shift", "score_shift", "score_change")
 
 IOU = 0.5
 """The usual limit, of PASCAL VOC and of panoptic quality: above it no box has two partners."""
+# Far below a meaningful difference of IoU, far above rounding errors.
+TIE = 1e-9
 
 
 class DetectionComparator:
@@ -146,10 +148,6 @@ def _check_numbers(candidate: Sequence[Objects | None], reference: Sequence[Obje
             f"an item has {most} objects with at least half of `models.threshold`, and at most "
             f"{MOST_OBJECTS} are matched: raise it, or name outputs after non-maximum suppression"
         )
-
-
-# Far below a meaningful difference of IoU, far above rounding errors.
-TIE = 1e-9
 
 
 class Matching(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,6 +45,7 @@ from quantdrift.models.comparators.vision.class_map import IGNORED, ClassMap, Ma
 from quantdrift.models.tensors.arrays import Array, output_error
 
 MOST_LISTED = 16
+Counts = npt.NDArray[np.int64]
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,9 +179,6 @@ def _detail(figures: list[_Figures | None]) -> Mapping[str, Any]:
         for name in names if figure is not None else ():
             columns[name][item] = getattr(figure, name)
     return columns
-
-
-Counts = npt.NDArray[np.int64]
 
 
 def boundary_scores(candidate: ClassMap, reference: ClassMap, *, radius: int, n_classes: int) -> Values:

@@ -35,6 +35,7 @@ from quantdrift.models.tensors.arrays import Array, TensorSpec
 _LOG = logging.getLogger(__name__)
 # Sizes for the dimensions that vary; a dimension of an output that differs between them varies too.
 _SIZES: Final = (2, 3)
+_TAP: Final = "quantdrift_layer"
 
 
 class TorchRuntime:
@@ -306,9 +307,6 @@ def tensor_of(array: Array) -> torch.Tensor:
 def _known(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of a type that numpy has: bfloat16 and narrower types, if allowed, become float32."""
     return tensor if numpy_dtype(tensor.dtype) is not None else tensor.to(torch.float32)
-
-
-_TAP: Final = "quantdrift_layer"
 
 
 class Layer:

@@ -34,6 +34,16 @@ from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
 from quantdrift.models.tensors.arrays import Array, TensorSpec
 
 _PROBE: Final = (0, 0)
+_INPUT: Final = "input"
+_EMBEDDING: Final = "embedding"
+_PROBE_TEXT: Final = "text"
+# Options that are not passed on: they ask for more answers or details, or build a prompt that is known as tokens.
+_LEFT: Final = frozenset(
+    """
+    best_of chat_template echo logprobs max_completion_tokens max_tokens n prompt_logprobs return_token_ids
+    return_tokens_as_token_ids stream stream_options suffix top_logprobs truncate_prompt_tokens
+    """.split()  # noqa: SIM905 - a list of so many words would be a page
+)
 
 
 class _Tokens(msgspec.Struct):
@@ -311,11 +321,6 @@ def _spelt(likely: _Likely) -> bytes:
     return (likely.decoded_token or "").encode()
 
 
-_INPUT: Final = "input"
-_EMBEDDING: Final = "embedding"
-_PROBE_TEXT: Final = "text"
-
-
 class _Vector(msgspec.Struct):
     index: Annotated[int, Meta(ge=0)]
     embedding: list[float]
@@ -368,15 +373,6 @@ class EmbeddingsRuntime:
         if len({len(entry.embedding) for entry in entries}) != 1 or not entries[0].embedding:
             raise unreadable("vectors of different lengths, or empty ones")
         return np.array([entry.embedding for entry in entries], dtype=np.float32)
-
-
-# Options that are not passed on: they ask for more answers or details, or build a prompt that is known as tokens.
-_LEFT: Final = frozenset(
-    """
-    best_of chat_template echo logprobs max_completion_tokens max_tokens n prompt_logprobs return_token_ids
-    return_tokens_as_token_ids stream stream_options suffix top_logprobs truncate_prompt_tokens
-    """.split()  # noqa: SIM905 - a list of so many words would be a page
-)
 
 
 class _Function(msgspec.Struct):
