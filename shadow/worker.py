@@ -42,22 +42,21 @@ from quantdrift.models.runtimes.registry import runtime_request
 from quantdrift.models.runtimes.text.candidate_replica import open_with_replica
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper
-from quantdrift.shadow.pipeline.expired import ExpiredCount
 from quantdrift.shadow.pipeline.fair_share import FairShare, terms_of
 from quantdrift.shadow.pipeline.in_flight import InFlight
 from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics
 from quantdrift.shadow.pipeline.queues import BatchQueues
 from quantdrift.shadow.pipeline.reader import FETCH_BYTES, ModelReaders, Reader
 from quantdrift.shadow.pipeline.stages import Stages, TakenMessage
-from quantdrift.shadow.pipeline.tallies import TallyStore
+from quantdrift.shadow.pipeline.tallies import ExpiredCount, TallyStore
 from quantdrift.shadow.pipeline.tracing import NoSpans, OtlpSpans, Spans
 from quantdrift.shadow.pipeline.validate import AttributeRules
 from quantdrift.shadow.replay.candidate_noise import Rechecks
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.noise_suspects import NoiseSuspects
 from quantdrift.shadow.replay.references import Load, References, is_remote
+from quantdrift.shadow.slices.clusters import SliceRefresh
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
-from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import STATEMENT_TIMEOUT_S, Database
 from quantdrift.storage.process_reports import SHADOW, store_reports

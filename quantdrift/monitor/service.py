@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import os
+import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,8 +19,10 @@ from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 from quantdrift.core.links import alert_page
 from quantdrift.core.logs import of_model
+from quantdrift.core.passed_secrets import without_secrets
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
+from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.run import TURN_S, Stop, supervise
 from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.telemetry import (
@@ -30,9 +34,10 @@ from quantdrift.core.telemetry import (
     Telemetry,
     otlp_exporter,
 )
+from quantdrift.drift.detectors.protocol import compile_all
+from quantdrift.drift.evidence.numba_cache import is_complete, is_shared
 from quantdrift.facts.status import Serving
 from quantdrift.monitor.audit import Auditor
-from quantdrift.monitor.compilation import compile_loops
 from quantdrift.monitor.discovery.clusters import ClusterFits
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.monitor.explain.explain import Explainer
@@ -43,7 +48,6 @@ from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.notify.alertmanager import AlertmanagerNotifier
 from quantdrift.monitor.notify.webhook import WebhookSender
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, OutboxSender
-from quantdrift.monitor.places import PlaceKeeper
 from quantdrift.monitor.sampling.publish import PolicyMaker
 from quantdrift.monitor.session_search import SessionSearch
 from quantdrift.monitor.unread_tallies import UnreadTallies
@@ -59,6 +63,7 @@ from quantdrift.storage.incidents.incidents import count_due, mitigated_slices, 
 from quantdrift.storage.leader import Leadership
 from quantdrift.storage.schema.revision import check_schema
 from quantdrift.storage.serving import servings
+from quantdrift.storage.slices.places import settle_places, sources
 
 EXPORT_S: Final = 15.0
 """Time between two exports of the gauges, unless the variable of OpenTelemetry says otherwise."""
@@ -72,6 +77,11 @@ _CIRCUMSTANCES_S: Final = (
 )
 _SHARES_S: Final = 60.0  # the looks that the bound of `quantdrift.drift.share` counts
 _LOG = logging.getLogger(__name__)
+# A separate process with low priority, so that it does not slow down the model served on this machine.
+_COMPILE: Final = (
+    "import os; os.nice(10); from quantdrift.drift.detectors.protocol import compile_all; compile_all()"
+)
+PLACES_EVERY_S: Final = 60.0
 
 
 async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
@@ -424,3 +434,86 @@ def _readers(config: Config, secrets: Secrets) -> list[MetricReader]:
             export_timeout_millis=TIMEOUT_S * 1000,
         )
     ]
+
+
+async def compile_loops(stop: Stop) -> None:
+    """Return when everything is compiled or `stop` is set; immediately where a cache holds the compiled code."""
+    if is_complete():
+        return
+    begun_s = time.monotonic()
+    how_often = (
+        "once per machine and release" if is_shared() else "at each start: no cache folder is writable"
+    )
+    _LOG.info(
+        "compiling the detectors' loops (%s; some 6 s of a free processor): the first fold waits", how_often
+    )
+    if is_shared():
+        code = await _in_child_process(stop)
+    else:
+        await asyncio.to_thread(compile_all)
+        code = 0
+    if stop.is_set():
+        return
+    if code:
+        _LOG.warning("compiling ended with code %d: the detectors' loops are compiled on first use", code)
+    else:
+        _LOG.info("compiled in %.1f s: folding can begin", time.monotonic() - begun_s)
+
+
+async def _in_child_process(stop: Stop) -> int:
+    process = await asyncio.create_subprocess_exec(
+        *ending_with_parent([sys.executable, "-P", "-c", _COMPILE]), env=without_secrets(os.environ)
+    )
+    ended, asked = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
+    await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)
+    if not ended.done():
+        process.kill()
+    asked.cancel()
+    return await ended
+
+
+class PlaceKeeper:
+    """Decides on places, and logs each change. One task calls `turn` repeatedly.
+
+    Parameters
+    ----------
+    leads
+        Returns whether this process leads.
+    """
+
+    def __init__(
+        self, *, database: Database, clock: Clock, stop: Stop, leads: Callable[[], bool], wait_s: float
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._stop = stop
+        self._leads = leads
+        self._wait_s = wait_s
+        self._due_s = 0.0
+
+    async def turn(self) -> None:
+        """Decide once a minute while this process leads, then wait for `wait_s`.
+
+        Raises
+        ------
+        RetryError
+            Postgres is not available.
+        """
+        if self._leads() and self._clock.monotonic_s() >= self._due_s:
+            self._due_s = self._clock.monotonic_s() + PLACES_EVERY_S
+            await self.settle()
+        await self._stop.wait(self._wait_s)
+
+    async def settle(self) -> None:
+        """Decide on the places of every source."""
+        for model, source in await sources(self._database):
+            for change in await settle_places(self._database, model, source):
+                _LOG.info(
+                    "model %s: %s %s: %s",
+                    model,
+                    change.name,
+                    "is watched by itself from now on"
+                    if change.admitted
+                    else "counts as (other) from now on",
+                    change.reason,
+                )

@@ -21,7 +21,7 @@ from quantdrift.release.blocking import wait_for
 from quantdrift.release.progress import OnProgress, Watch
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File, Setting
-from quantdrift.storage.account.usage import Usage, usage
+from quantdrift.storage.account.coverage import Usage, usage
 from quantdrift.storage.database import Database
 
 _AND: Final = " & "

@@ -1,22 +1,27 @@
-"""The store of tallies: reads them from their stream and writes them to the database."""
+"""The counts that a worker stores: tallies, from their stream, and the samples that expired before any worker had finished them."""
 
 import logging
 
-from quantdrift.core.errors import QuarantineError, RetryError
+from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Tally
-from quantdrift.core.stream.connection import Consumer
+from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.connection import Consumer, Queue
 from quantdrift.core.stream.consume import Delivery
 from quantdrift.core.stream.tallies import read_tally
 from quantdrift.shadow.pipeline.in_flight import acknowledge, give_back
 from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.shadow.pipeline.store import until_stored
+from quantdrift.storage.account.expiries import SKEW, count_expired
 from quantdrift.storage.comparisons.writer import Writer
+from quantdrift.storage.database import Database
 
 _LOG = logging.getLogger(__name__)
 _FETCH = 64
 _FETCH_S = 1.0
 _PAUSE_S = 0.5
+_COUNT_S = 5.0
 
 
 class TallyStore:
@@ -100,3 +105,50 @@ class TallyStore:
         except QuarantineError as error:
             _LOG.warning("dropped a tally that cannot be used; the next one replaces it: %s", error)
             return None
+
+
+class ExpiredCount:
+    """Counts expired samples. One task calls `count_and_wait` in a loop.
+
+    JetStream does not report expired messages. A sample has expired if the stream no longer holds it and no worker has
+    finished it. Every worker checks, one at a time counts, and the result is stored with the tallies.
+
+    Parameters
+    ----------
+    worker
+        Name of this worker in the database.
+    """
+
+    def __init__(
+        self, *, queue: Queue, database: Database, worker: str, meters: ShadowMetrics, stop: Stop
+    ) -> None:
+        self._queue = queue
+        self._database = database
+        self._worker = worker
+        self._meters = meters
+        self._stop = stop
+
+    async def count_and_wait(self) -> None:
+        """Count once, then wait for a few seconds."""
+        try:
+            await self._count()
+        except (RetryError, OperatorError) as error:
+            _LOG.debug("could not count expired samples, trying again in %g s: %s", _COUNT_S, error)
+        await self._stop.wait(_COUNT_S)
+
+    async def _count(self) -> None:
+        gone_until = (await read_backlog(self._queue)).gone_until
+        if gone_until is None:
+            return
+        counts = await count_expired(self._database, self._worker, gone_until - SKEW)
+        self._meters.expired(counts)
+        for model in sorted({count.model for count in counts}):
+            n = sum(count.n for count in counts if count.model == model)
+            if n > 0:
+                _LOG.warning(
+                    "%d samples of model %s expired in the stream before they were replayed: add shadow workers or"
+                    " raise stream.max_age_s",
+                    n,
+                    model,
+                    extra=of_model(model),
+                )

@@ -9,6 +9,7 @@ has no foreign keys, because COPY writes it at line rate, after the rows that it
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     CheckConstraint,
     ForeignKey,
@@ -20,11 +21,10 @@ from sqlalchemy import (
     text,
     true,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, INT8MULTIRANGE, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
-from quantdrift.storage.schema.expiry_tables import ArrivalTable, ExpiryTable
 from quantdrift.storage.schema.gate_table import GateRunTable, GateVerdictTable
 from quantdrift.storage.schema.monitor_tables import (
     AlertActionTable,
@@ -555,4 +555,76 @@ class ProcessReportTable(Base):
     )
     audited_pause: Mapped[dict[str, Any] | None] = mapped_column(
         JSONB(none_as_null=True), comment="pause, as the audit has it."
+    )
+
+
+class ArrivalTable(Base):
+    """Numbers of the exchanges that workers have finished, for one row of a sidecar's table of counts."""
+
+    __tablename__ = "arrival"
+    __table_args__ = (
+        {
+            "comment": "Exchanges that the workers have finished, per header stratum and model of one sidecar. A published"
+            " exchange that is missing here and in the stream has expired."
+        },
+    )
+    boot: Mapped[Uuid] = mapped_column(primary_key=True, comment="Start of the sidecar, as in tally.")
+    counts_row: Mapped[Int] = mapped_column(
+        Integer,
+        primary_key=True,
+        comment="Row of the sidecar's table of counts, as in the message header Quantdrift-Number.",
+    )
+    source: Mapped[Str | None] = mapped_column(comment="Sidecar; null until its first tally is stored.")
+    stratum: Mapped[Str | None] = mapped_column(
+        comment="Header stratum; null until its first tally is stored."
+    )
+    model: Mapped[Str | None] = mapped_column(comment="Model; null until its first tally is stored.")
+    numbers: Mapped[object] = mapped_column(
+        INT8MULTIRANGE,
+        server_default=text("'{}'"),
+        comment="Numbers of the exchanges that were compared, quarantined or skipped.",
+    )
+    closed: Mapped[BigInt] = mapped_column(
+        BigInteger,
+        server_default=text("0"),
+        comment="Numbers in `numbers` that never arrived: gaps are closed when there are too many.",
+    )
+    expired: Mapped[BigInt] = mapped_column(
+        BigInteger, server_default=text("0"), comment="Exchanges that expired, as of the tally in `checked`."
+    )
+    checked: Mapped[BigInt] = mapped_column(
+        BigInteger,
+        server_default=text("0"),
+        comment="Sequence of the last tally that the numbers were compared with.",
+    )
+    due: Mapped[bool] = mapped_column(
+        server_default=text("true"), comment="Whether new numbers or a new tally wait to be compared."
+    )
+    created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When this row was created.")
+
+
+class ExpiryTable(Base):
+    """An increase of the number of expired exchanges."""
+
+    __tablename__ = "expiry"
+    __table_args__ = (
+        {
+            "comment": "Exchanges that expired in the stream before they were replayed: one row per increase of a count."
+            " Deleted with its batch."
+        },
+    )
+    batch_id: Mapped[BigInt] = mapped_column(
+        ForeignKey("batch.id", ondelete="CASCADE"),
+        primary_key=True,
+        comment="batch it belongs to, of kind tally.",
+    )
+    boot: Mapped[Uuid] = mapped_column(primary_key=True, comment="Start of the sidecar, as in tally.")
+    counts_row: Mapped[Int] = mapped_column(
+        Integer, primary_key=True, comment="Row of the sidecar's table of counts."
+    )
+    source: Mapped[Str] = mapped_column(comment="Sidecar.")
+    stratum: Mapped[Str] = mapped_column(comment="Header stratum.")
+    model: Mapped[Str] = mapped_column(comment="Model.")
+    n: Mapped[BigInt] = mapped_column(
+        comment="Exchanges that expired; negative where a worker still had some in progress and finished them later."
     )

@@ -67,7 +67,7 @@ REASON = (
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers of this process count often."""
-    monkeypatch.setattr("quantdrift.shadow.pipeline.expired._COUNT_S", 0.1)
+    monkeypatch.setattr("quantdrift.shadow.pipeline.tallies._COUNT_S", 0.1)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from quantdrift.monitor.discovery.clusters import ClusterFits, configured, refit
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.slices.refresh import SliceRefresh
+from quantdrift.shadow.slices.clusters import SliceRefresh
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.comparisons.rows import StoreBatch
 from quantdrift.storage.comparisons.writer import Writer

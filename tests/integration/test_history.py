@@ -9,7 +9,7 @@ import pytest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.account.usage import usage
+from quantdrift.storage.account.coverage import usage
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.history import History
 from quantdrift.storage.fold.read import claim, load_catalog, resume

@@ -9,7 +9,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from quantdrift.cli.look.signals import signal_lines
+from quantdrift.cli.look.slices import signal_lines
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Budget, Config, Model

@@ -15,7 +15,7 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Capture, Config, Slice
 from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import SliceAssigner, ValueRules
-from quantdrift.monitor.places import PlaceKeeper
+from quantdrift.monitor.service import PlaceKeeper
 from quantdrift.storage.comparisons.rows import (
     ComparedExchange,
     ComparedItem,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from quantdrift.sidecar.state.time_slice import give_short_slice
+from quantdrift.sidecar.supervisor import give_short_slice
 from tests.support.sidecar.time_slices import time_slice_ns
 
 pytestmark = pytest.mark.integration

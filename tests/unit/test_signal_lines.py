@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from quantdrift.cli.look.signals import signal_lines
+from quantdrift.cli.look.slices import signal_lines
 from quantdrift.drift.evidence.interval import WeightedEstimate
 from quantdrift.monitor.baselines.signal_view import SignalView
 

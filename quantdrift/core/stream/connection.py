@@ -39,9 +39,8 @@ from quantdrift.core.stream.config import (
 )
 from quantdrift.core.stream.consume import REQUEST_S, Delivery, PullInbox
 from quantdrift.core.stream.errors import StreamFullError, TooLargeError, in_words, is_refusal, mapped
-from quantdrift.core.stream.nats_client import NatsClient, PlaintextError
+from quantdrift.core.stream.nats_client import Acknowledged, NatsClient, PlaintextError
 from quantdrift.core.stream.numbering import HEADER, Numbered
-from quantdrift.core.stream.publish import Acknowledged
 from quantdrift.core.stream.rights import OWN_RIGHTS, NatsRole, bound_models, inbox
 from quantdrift.core.stream.subjects import copies, model_of, subject_token
 from quantdrift.core.tls import Tls

@@ -25,7 +25,6 @@ from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.models.runtimes.registry import check_mapping, opened_reference
 from quantdrift.release.blocking import wait_for
 from quantdrift.release.chosen_model import chosen_reference, model_named, rules_of, slices_named
-from quantdrift.release.gate.calibration import calibration_of
 from quantdrift.release.gate.follow import Job, follow
 from quantdrift.release.gate.found import KINDS, NONE_FOUND, FoundSlices, LearnedItems, found_slices
 from quantdrift.release.gate.judge import (
@@ -39,6 +38,7 @@ from quantdrift.release.gate.judge import (
     said_of,
 )
 from quantdrift.release.gate.load import Budget, measured, read_load
+from quantdrift.release.gate.observations import calibration_of
 from quantdrift.release.gate.offline import (
     Compared,
     Route,

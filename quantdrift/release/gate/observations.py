@@ -29,17 +29,21 @@ Source
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import gammainccinv, ndtri
 
+from quantdrift.core.errors import OperatorError
 from quantdrift.drift.dependence import APART, MOST_KEYS, burst_gap, come_near
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.models.tensors.arrays import Array
+from quantdrift.release.recording import Layout, parts_of, read
 
 LEAST_ROWS: Final = 100
 """With fewer rows of the same slices nothing is said of neighbours."""
@@ -59,6 +63,8 @@ _NEAR: Final = 16  # exchanges apart
 _LEAST_PAIRS: Final = 20  # more than that
 _LAGS_OF_VALUE: Final = 8  # exchanges of one burst apart
 _DIGEST_BYTES: Final = 16
+RECORD: Final = "repairs.json"
+"""What `quantdrift repair` writes beside its models."""
 
 
 def digests_of(inputs: Mapping[str, Array]) -> list[str]:
@@ -354,3 +360,49 @@ class Projections:
 def is_calibrated(digests: Sequence[str], calibration: frozenset[str]) -> BoolArray:
     """Return which rows are among those that a candidate was calibrated on : (rows,)."""
     return np.array([digest in calibration for digest in digests], dtype=np.bool_)
+
+
+def calibration_of(files: Sequence[Path], models: Iterable[Path], inputs: Iterable[str]) -> frozenset[str]:
+    """Return the digests of the rows that candidates were calibrated on.
+
+    Parameters
+    ----------
+    files
+        Recorded inputs, or records of repairs.
+    models
+        The candidates: what a record of repairs beside one of them says of it counts, too.
+    inputs
+        The names of the inputs.
+
+    Raises
+    ------
+    OperatorError
+        A file cannot be read.
+    """
+    digests: set[str] = set()
+    for file in files:
+        if file.suffix == ".json":
+            digests.update(digest for repair in _repairs(file) for digest in repair.get("calibration") or ())
+            continue
+        for part in parts_of(file, "--calibration"):
+            digests.update(digests_of(read(part, Layout(inputs=tuple(inputs), keys={})).inputs))
+    for model in models:
+        record = model.parent / RECORD
+        if record.is_file():
+            digest = f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
+            digests.update(
+                each
+                for repair in _repairs(record)
+                if repair.get("digest") == digest
+                for each in repair.get("calibration") or ()
+            )
+    return frozenset(digests)
+
+
+def _repairs(path: Path) -> list[dict[str, Any]]:
+    try:
+        record: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        repairs: list[dict[str, Any]] = record["repairs"]
+    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
+        raise OperatorError(f"{path} cannot be read as a record of `quantdrift repair`: {error}") from error
+    return repairs
