@@ -5,16 +5,14 @@ import math
 import pytest
 
 from quantdrift.core.records import Metric, Predicate
-from quantdrift.drift.discovery.items import (
+from quantdrift.drift.discovery.information import (
     GLIMPSED,
-    MOST_KEYS,
     Choice,
-    Gathering,
-    Items,
     attribute_information,
     feature_information,
     informative_keys,
 )
+from quantdrift.drift.discovery.items import MOST_KEYS, Gathering, Items
 from quantdrift.drift.discovery.search import Limits, search
 
 pytestmark = pytest.mark.unit

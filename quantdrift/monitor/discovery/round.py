@@ -18,7 +18,8 @@ from quantdrift.core.records import Metric, Policy
 from quantdrift.core.signals import WATCHED, budget_of, cap_of
 from quantdrift.core.slices import TIME, is_declared
 from quantdrift.drift.discovery.confirmation import allowance, null_mean, threshold
-from quantdrift.drift.discovery.items import Choice, Items
+from quantdrift.drift.discovery.information import Choice
+from quantdrift.drift.discovery.items import Items
 from quantdrift.drift.discovery.search import N_BINS, FoundSlice, GivenUpError, Limits, Search, search
 from quantdrift.monitor.discovery.candidates import Origin, decide, new_candidate, origins, with_traffic
 from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
