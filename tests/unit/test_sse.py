@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.protocols import sse
+from quantdrift.sidecar.protocols import openai
 from quantdrift.sidecar.protocols.openai import Event, read_events
 from tests.support.sidecar.decode import lost
 
@@ -48,9 +48,9 @@ def test_a_stream_that_ends_within_an_event_is_truncated(tail: bytes) -> None:
 
 def test_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above a bound, of events or of lines, the stream is too large."""
-    monkeypatch.setattr(sse, "_MAX_EVENTS", 3)
+    monkeypatch.setattr(openai, "_MAX_EVENTS", 3)
     body = b"data: x\n\n" * 4
     assert len(list(itertools.islice(read_events(body, b""), 3))) == 3
     assert lost(lambda: list(read_events(body, b""))) is Loss.TOO_LARGE
-    monkeypatch.setattr(sse, "_MAX_LINES", 3)
+    monkeypatch.setattr(openai, "_MAX_LINES", 3)
     assert lost(lambda: list(read_events(b"\r\n" * 4, b""))) is Loss.TOO_LARGE
