@@ -166,7 +166,7 @@ def _model(config: Config, name: str) -> ModelPlan:
         open_slices=[
             f"{rule.name}{': ' + ' x '.join(rule.cross) if rule.cross else '=*'} (at most {rule.max_values})"
             for rule in rules
-            if rule.cross or (not rule.feature and not rule.values)
+            if rule.cross or not (rule.feature or rule.values or rule.edges)
         ],
         copies={
             pattern: reference.copy.where(name)

@@ -16,6 +16,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.records import Predicate
+from quantdrift.core.text import number_of
 
 ALL = "all"
 EVERYTHING = "true"  # the predicate of the slice `all`
@@ -30,6 +31,7 @@ _CROSSED: Final = ": "  # ends the prefix in the names of a crossed rule's slice
 _DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _FIRST_DAY_OF_WEEKEND: Final = 5
 _HOURS: Final = 6  # in a part of the day
+_SAME: Final = 1e-6  # relative: numbers so near are one value of a column; in FP32 they are some 1e-7 apart
 
 
 class SliceKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +117,7 @@ class ValueRules:
                 rule
                 for rule in self._slices
                 if rule.model in ("", key.model)
-                and not (rule.feature or rule.cross)
+                and not (rule.feature or rule.cross or rule.edges)
                 and attribute_key(rule) == key.where[0].key
             ]
             if any(value in rule.values for rule in rules):
@@ -158,11 +160,11 @@ class SliceAssigner:
         rules = [rule for rule in config.slices if rule.model in ("", model)]
         self._rules = [rule for rule in rules if not rule.cross]
         self._crossed = [rule for rule in rules if rule.cross]
-        self._bins = {rule.name: _bins(model, rule) for rule in self._rules if rule.feature}
+        self._bins = {rule.name: _bins(model, rule) for rule in self._rules if is_binned(rule)}
         self._attribute = {
             (rule.name, value): _attribute_slice(model, rule, value)
             for rule in self._rules
-            if not rule.feature
+            if not is_binned(rule)
             for value in rule.values
         }
 
@@ -182,11 +184,10 @@ class SliceAssigner:
         """
         keys: dict[str, SliceKey] = {}
         for rule in self._rules:
-            if rule.feature:
-                value = features.get(feature_key(rule))
-                if value is not None and value == value:  # noqa: PLR0124 - NaN is in no bin
-                    index = sum(value >= edge for edge in rule.edges)
-                    keys[rule.name] = self._bins[rule.name][index]
+            if is_binned(rule):
+                value = _value_of(bin_key(rule), attributes, features)
+                if (key := _bin_of(value, self._bins[rule.name], rule)) is not None:
+                    keys[rule.name] = key
             elif (text := attributes.get(attribute_key(rule))) is not None and (
                 key := self._attribute_of(rule, text)
             ):
@@ -245,8 +246,18 @@ def attribute_key(rule: Slice) -> str:
     return f"parameter.{rule.parameter}" if rule.parameter else f"json.{rule.json}"
 
 
+def is_binned(rule: Slice) -> bool:
+    """Return whether a rule puts numbers into bins: those of a feature, or at a JSON path with `edges`."""
+    return bool(rule.feature or (rule.json and rule.edges))
+
+
+def bin_key(rule: Slice) -> str:
+    """Return the key of the numbers that `rule` puts into bins."""
+    return feature_key(rule) if rule.feature else attribute_key(rule)
+
+
 def feature_key(rule: Slice) -> str:
-    """Return the key of the feature that `rule` slices by: `feature.NAME` or `feature.NAME(INPUT)`, or `feature.value[COLUMN]`."""
+    """Return the key of the feature that `rule` slices by: `feature.NAME` or `feature.NAME(INPUT)`; of a column `feature.NAME[COLUMN]`."""
     column = "" if rule.column is None else f"[{rule.column}]"
     return f"feature.{rule.feature}{column}" + (f"({rule.input})" if rule.input else "")
 
@@ -260,12 +271,28 @@ def holds(condition: Predicate, attributes: Mapping[str, str], features: Mapping
     """Return whether an item meets a condition that has a value or an interval."""
     if condition.equals is not None:
         return attributes.get(condition.key) == condition.equals
-    value = features.get(condition.key)
-    if value is None or (condition.low is None and condition.high is None):
+    value = _value_of(condition.key, attributes, features)
+    if math.isnan(value) or (condition.low is None and condition.high is None):
         return False
     return (condition.low is None or value >= condition.low) and (
         condition.high is None or value < condition.high
     )
+
+
+def _value_of(key: str, attributes: Mapping[str, str], features: Mapping[str, float]) -> float:
+    """Return a feature, or an attribute that is a number; NaN: there is none."""
+    value = features.get(key)
+    return number_of(attributes.get(key, "")) if value is None else value
+
+
+def _bin_of(value: float, bins: Sequence[SliceKey], rule: Slice) -> SliceKey | None:
+    if math.isnan(value):
+        return None
+    if rule.values:
+        return next(
+            (key for key in bins if all(holds(part, {}, {part.key: value}) for part in key.where)), None
+        )
+    return bins[sum(value >= edge for edge in rule.edges)]
 
 
 def _prefix(rule: Slice) -> str:
@@ -284,7 +311,9 @@ def _attribute_slice(model: str, rule: Slice, value: str) -> SliceKey:
 
 
 def _bins(model: str, rule: Slice) -> list[SliceKey]:
-    key = feature_key(rule)
+    key = bin_key(rule)
+    if rule.values:
+        return [_equal(model, rule.name, key, number_of(text)) for text in rule.values]
     bounds = [None, *rule.edges, None]
     bins = []
     for low, high in itertools.pairwise(bounds):
@@ -297,6 +326,13 @@ def _bins(model: str, rule: Slice) -> list[SliceKey]:
         where = (Predicate(key=key, low=low, high=high),)
         bins.append(SliceKey(model=model, name=f"{rule.name}{label}", predicate=text, where=where))
     return bins
+
+
+def _equal(model: str, name: str, key: str, value: float) -> SliceKey:
+    """Return the slice of a column's value: the interval around it that FP32 cannot tell apart."""
+    slack = _SAME * (abs(value) or 1.0)
+    where = (Predicate(key=key, low=value - slack, high=value + slack),)
+    return SliceKey(model=model, name=f"{name}={value:g}", predicate=f"{key} = {value:g}", where=where)
 
 
 def slice_of(model: str, where: Sequence[Predicate]) -> SliceKey:

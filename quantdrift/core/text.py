@@ -1,5 +1,6 @@
 """Texts from outside, made safe to show: in a terminal, a log, a report, a page or an event."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
@@ -149,3 +150,11 @@ def misfit(error: Exception) -> str:
     message = str(error)
     match, path = _MISFIT.match(message), _PATH.search(message)
     return f"{match[0] if match else 'it does not fit'}{f' at {path[1]}' if path else ''}"
+
+
+def number_of(text: str) -> float:
+    """Return the number that a text is; NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -195,7 +195,8 @@ def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> SliceKind:
         return SliceKind.NOVEL
     if len(where) > 1:
         return SliceKind.CROSSED
-    return SliceKind.BINNED if next(iter(keys)).startswith("feature.") else SliceKind.DECLARED
+    is_number = where[0].low is not None or where[0].high is not None
+    return SliceKind.BINNED if is_number else SliceKind.DECLARED
 
 
 def _listed(

@@ -1,5 +1,6 @@
 """Slices: membership, identity, and the weight's lower bound."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +9,7 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import largest_rate, smallest_rate
-from quantdrift.core.slices import SliceAssigner, SliceKey, ValueRules
+from quantdrift.core.slices import SliceAssigner, SliceKey, ValueRules, holds, is_declared
 from quantdrift.sidecar.sampling.second_phase import SecondPhase
 
 pytestmark = pytest.mark.property
@@ -195,3 +196,48 @@ def test_a_boost_that_no_sidecar_can_follow_is_no_bound() -> None:
         ),
     )
     assert smallest_rate((cluster,), policy) == 0.01
+
+
+TABLE = Config(
+    slices=(
+        Slice(name="region", feature="value", column=5, values=("0", "0.1", "3")),
+        Slice(name="amount", json="loan.amount", edges=(100.0, 5000.0)),
+    )
+)
+
+
+def test_values_of_a_column_are_groups_and_other_numbers_are_in_none() -> None:
+    """As FP32 holds them; the canonical text has the number."""
+    assigner = SliceAssigner(TABLE, "m")
+
+    def of(value: float) -> list[str]:
+        return [key.name for key in assigner.assign({}, {"feature.value[5]": value})[1:]]
+
+    assert of(3.0) == ["region=3"]
+    assert of(float(np.float32(0.1))) == ["region=0.1"]
+    assert of(0.0) == ["region=0"]
+    assert of(2.0) == of(3.001) == []
+    assert [key.predicate for key in assigner.declared()[1:4]] == [
+        f"feature.value[5] = {value}" for value in ("0", "0.1", "3")
+    ]
+
+
+@given(value=st.floats(allow_nan=False) | st.integers(0, 10_000))
+def test_numbers_at_a_json_path_are_in_exactly_one_bin(value: float) -> None:
+    """Recorded attributes are texts; each bin's own condition says the same of them."""
+    attributes = {"json.loan.amount": str(value)}
+    (bin_,) = SliceAssigner(TABLE, "m").assign(attributes, {})[1:]
+    assert bin_.name.startswith("amount")
+    assert all(holds(condition, attributes, {}) for condition in bin_.where)
+    others = [
+        key for key in SliceAssigner(TABLE, "m").declared() if key.where[:1] and "loan" in key.predicate
+    ]
+    assert sum(all(holds(part, attributes, {}) for part in key.where) for key in others) == 1
+    assert is_declared(TABLE, bin_)
+    assert ValueRules(TABLE).of(bin_) is None
+
+
+@pytest.mark.parametrize("text", ["", "many", "nan", "1,000"])
+def test_what_is_no_number_is_in_no_bin_of_a_json_path(text: str) -> None:
+    """As a value that is missing."""
+    assert [key.name for key in SliceAssigner(TABLE, "m").assign({"json.loan.amount": text}, {})] == ["all"]

@@ -111,6 +111,16 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
     return TOLD.replace("{datatype}", datatype).replace("{shape}", shape)
 
 
+def test_a_column_is_named_as_the_model_names_it(tmp_path: Path) -> None:
+    """The number of the column stands in its place, so that a slice is the same by name and by number."""
+    text = MODEL.replace("[[models.ref", 'columns = ["age", "income"]\n[[models.ref')
+    rules = (
+        '[[slices]]\nname = "a"\nfeature = "value"\ncolumn = "income"\nedges = [1.0]\n'
+        '[[slices]]\nname = "b"\nfeature = "missing"\ncolumn = "age"\nedges = [0.5]\n'
+    )
+    assert [rule.column for rule in load(_file(tmp_path, text + rules), {}).slices] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -227,8 +237,27 @@ def test_options_that_fit_a_reference_are_taken(tmp_path: Path, text: str) -> No
         ('[[slices]]\nname = "a"\nfeature = "value"\nedges = [1.0]', "the feature `value` needs `column`"),
         (
             '[[slices]]\nname = "a"\nfeature = "mean"\ncolumn = 1\nedges = [1.0]',
-            "`column` belongs to the feature `value`",
+            "`column` belongs to the features `value` and `missing`",
         ),
+        (
+            '[[slices]]\nname = "a"\nfeature = "value"\ncolumn = 1\nedges = [1.0]\nvalues = ["1"]',
+            "needs `edges`, one or more numbers that rise, or `values`",
+        ),
+        ('[[slices]]\nname = "a"\nfeature = "value"\ncolumn = 1\nvalues = ["north"]', "`north` is none"),
+        (
+            '[[slices]]\nname = "a"\nfeature = "value"\ncolumn = "age"\nedges = [1.0]',
+            "models.columns names none",
+        ),
+        (
+            MODEL.replace("[[models.ref", 'columns = ["age"]\n[[models.ref')
+            + '[[slices]]\nname = "a"\nfeature = "value"\ncolumn = "aeg"\nedges = [1.0]',
+            "no column `aeg`: did you mean `age`",
+        ),
+        (
+            '[capture]\njson = ["a.b"]\n[[slices]]\nname = "a"\njson = "a.b"\nedges = [1.0]\nvalues = ["1"]',
+            "`edges` and `values` exclude each other",
+        ),
+        ('[[slices]]\nname = "a"\ntime = "week"\nedges = [1.0]', "by feature or by JSON path"),
         ('[[slices]]\nname = "a"\nfeature = "value"\ncolumn = -1\nedges = [1.0]', "counted from 0"),
         ('[[slices]]\nname = "a"\ntime = "week"\ncolumn = 1', "`column` belongs to a slice by feature"),
         ('[[slices]]\nname = "a"\nmodel = "n"\nfeature = "mean"\nedges = [1.0]', "no model `n`"),

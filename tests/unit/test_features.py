@@ -66,6 +66,14 @@ def test_the_value_of_a_column_is_that_number_of_each_item() -> None:
     ]
 
 
+def test_a_missing_number_of_a_column_is_one_and_another_is_zero() -> None:
+    """Text has no missing numbers."""
+    rules = [Slice(name="savings", feature="missing", column=1, edges=(0.5,))]
+    table = np.array([[1.0, 2], [np.nan, np.nan]], np.float32)
+    assert features_of(rules, {"x": table}) == [{"feature.missing[1]": 0.0}, {"feature.missing[1]": 1.0}]
+    assert features_of(rules, {"x": np.array([["a", "b"]], dtype=object)}) == [{}]
+
+
 def test_the_length_of_text_is_its_characters() -> None:
     """Text has a length and a shape, and no numbers."""
     texts = np.array([["ab", "cde"], ["", "ü"]], dtype=object)

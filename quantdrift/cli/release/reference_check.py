@@ -346,7 +346,7 @@ def _slice_inputs(config: Config, opened: Sequence[_Opened]) -> Iterator[str]:
             yield f"slices `{rule.name}`: the input `{rule.input}` is not one {of}: {nearest(rule.input, list(inputs))}"
             continue
         read = [rule.input] if rule.input else list(inputs)
-        if rule.column is not None:
+        if isinstance(rule.column, int):
             width = max(opened_reference.widths.get(read[0]) or math.inf for opened_reference in with_inputs)
             if rule.column >= width:
                 yield f"slices `{rule.name}`: the input `{read[0]}` {of} has {width} numbers for an item, so its last column is {width - 1}"

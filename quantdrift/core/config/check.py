@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -22,6 +22,7 @@ from quantdrift.core.config.web import web_problems
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.signals import signal_names
 from quantdrift.core.tasks import Task
+from quantdrift.core.text import number_of
 
 _MAY_BE_EMPTY = frozenset(
     {
@@ -33,6 +34,7 @@ _MAY_BE_EMPTY = frozenset(
         "web.listen",
     }
 )
+_OF_COLUMNS = frozenset({"value", "missing"})
 _MOST_PLACES = 100_000
 _MOST_SHOWN = 100  # characters of a wrong address
 
@@ -325,7 +327,10 @@ def _slices(config: Config) -> Iterator[str]:
         if rule.cross:
             yield from _cross(rule, config)
         else:
-            yield from _slice(rule, kinds[0], _attributes(config))
+            columns = [
+                name for model in config.models if rule.model in ("", model.name) for name in model.columns
+            ]
+            yield from _slice(rule, kinds[0], _attributes(config), columns)
 
 
 def _cross(rule: Slice, config: Config) -> Iterator[str]:
@@ -345,26 +350,40 @@ def _cross(rule: Slice, config: Config) -> Iterator[str]:
         yield f"slices `{rule.name}`: values and edges belong to the slices that `cross` names: remove them here"
 
 
-def _slice(rule: Slice, kind: str, attributes: set[str]) -> Iterator[str]:
+def _slice(rule: Slice, kind: str, attributes: set[str], columns: Sequence[str]) -> Iterator[str]:
+    where = f"slices `{rule.name}`"
+    if list(rule.edges) != sorted(set(rule.edges)):
+        yield f"{where}: `edges` must be numbers that rise"
     if kind == "feature":
-        if not rule.edges or list(rule.edges) != sorted(set(rule.edges)):
-            yield f"slices `{rule.name}`: a slice by feature needs `edges`, one or more numbers that rise"
-        if rule.column is not None and rule.column < 0:
-            yield f"slices `{rule.name}`: `column` is counted from 0, not {rule.column}"
-        if (rule.feature == "value") != (rule.column is not None):
-            yield (
-                f"slices `{rule.name}`: the feature `value` needs `column`, counted from 0"
-                if rule.column is None
-                else f'slices `{rule.name}`: `column` belongs to the feature `value`: set feature = "value", or remove it'
-            )
+        yield from _feature(rule, where, columns)
         return
     key = f"{kind}.{getattr(rule, kind)}"
     if kind != "time" and key not in attributes:
-        yield f"slices `{rule.name}`: {key} is not recorded, add it to capture.{kind}{'' if kind == 'json' else 's'}"
-    if rule.edges:
-        yield f"slices `{rule.name}`: `edges` belong to a slice by feature: remove them"
+        yield f"{where}: {key} is not recorded, add it to capture.{kind}{'' if kind == 'json' else 's'}"
+    if rule.edges and kind != "json":
+        yield f"{where}: `edges` belong to a slice by feature or by JSON path: remove them"
+    if rule.edges and rule.values:
+        yield f"{where}: `edges` and `values` exclude each other"
     if rule.column is not None:
-        yield f"slices `{rule.name}`: `column` belongs to a slice by feature: remove it"
+        yield f"{where}: `column` belongs to a slice by feature: remove it"
+
+
+def _feature(rule: Slice, where: str, columns: Sequence[str]) -> Iterator[str]:
+    if bool(rule.edges) == bool(rule.values) or (rule.values and rule.feature != "value"):
+        either = ", or `values`" if rule.feature == "value" else ""
+        yield f"{where}: a slice by feature needs `edges`, one or more numbers that rise{either}"
+    for text in rule.values:
+        if not math.isfinite(number_of(text)):
+            yield f"{where}: `values` of a column are numbers, and `{text}` is none"
+    if isinstance(rule.column, str):
+        hint = nearest(rule.column, columns) if columns else "models.columns names none"
+        yield f"{where}: there is no column `{rule.column}`: {hint}"
+    elif rule.column is not None and rule.column < 0:
+        yield f"{where}: `column` is counted from 0, not {rule.column}"
+    if rule.feature == "value" and rule.column is None:
+        yield f"{where}: the feature `value` needs `column`, counted from 0 or by name"
+    if rule.column is not None and rule.feature not in _OF_COLUMNS:
+        yield f'{where}: `column` belongs to the features `value` and `missing`: set feature = "value", or remove it'
 
 
 def _attributes(config: Config) -> set[str]:

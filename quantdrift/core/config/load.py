@@ -17,7 +17,7 @@ from quantdrift.core.config.callers import ALL_SCOPES, check_length, read_caller
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.cost import read_values
 from quantdrift.core.config.parts import Parts, read_parts
-from quantdrift.core.config.schema import Config
+from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.config.serving import Intake
 from quantdrift.core.config.strata import with_strata
 from quantdrift.core.config.web import TOKEN_VARIABLE, is_open
@@ -134,7 +134,7 @@ def config_of(parts: Parts, path: Path, environment: Mapping[str, str] | None = 
     wrong = list(mistakes(document, Config))
     lines += [f"{source(mistake.keys)}: {mistake.text}" for mistake in wrong]
     names = [model.get("name") if isinstance(model, dict) else None for model in _models(document)]
-    config = _with_recorded_headers(msgspec.convert(without(document, wrong), Config))
+    config = _with_recorded_headers(_with_columns(msgspec.convert(without(document, wrong), Config)))
     for problem in problems(config):
         if not any(_follows(problem, mistake, names) for mistake in wrong):
             lines.append(f"{_source(problem, path, parts, overridden, names)}: {problem}")
@@ -154,6 +154,20 @@ def _use_plugins(document: Mapping[str, Any], source: Callable[[tuple[Key, ...]]
     except OperatorError as error:
         # Alone, because what the package would add is unknown to the rest of the check.
         raise OperatorError(f"the configuration is wrong:\n  - {source(('plugins',))}: {error}") from error
+
+
+def _with_columns(config: Config) -> Config:
+    """Return `config` with the numbers of columns that slices name, as far as the models that they apply to agree on one."""
+
+    def numbered(rule: Slice) -> Slice:
+        numbers = {
+            model.columns.index(rule.column)
+            for model in config.models
+            if rule.model in ("", model.name) and rule.column in model.columns
+        }
+        return msgspec.structs.replace(rule, column=numbers.pop()) if len(numbers) == 1 else rule
+
+    return msgspec.structs.replace(config, slices=tuple(map(numbered, config.slices)))
 
 
 def _with_recorded_headers(config: Config) -> Config:

@@ -374,6 +374,13 @@ class Model(Section, frozen=True, kw_only=True):
             "`features`: those of [[slices]]. Empty: none."
         ),
     ] = ""
+    columns: Annotated[
+        tuple[str, ...],
+        about(
+            "Names of the columns of the input, if it is a table, in its order: [[slices]] and diagnoses call them so. Empty: they are "
+            "counted from 0."
+        ),
+    ] = ()
     batched: Annotated[
         bool, about("True: the first dimension of each tensor counts items. False: an exchange is one item.")
     ] = True
@@ -467,7 +474,10 @@ class Slice(Section, frozen=True, kw_only=True):
         Meta(pattern="^(|week|day|hours)$"),
     ] = ""
     values: Annotated[
-        tuple[str, ...], about("Values that become slices. Empty: each value that is seen.")
+        tuple[str, ...],
+        about(
+            "Values that become slices; with the feature `value`, numbers that stand for groups. Empty: each value that is seen."
+        ),
     ] = ()
     max_values: Annotated[
         int,
@@ -486,13 +496,17 @@ class Slice(Section, frozen=True, kw_only=True):
     ] = ""
     input: Annotated[str, about("Input tensor of the feature. Empty: the first.")] = ""
     column: Annotated[
-        int | None,
+        int | str | None,
         about(
-            "With the feature `value`: which number of the item, counted from 0, such as the column of a table."
+            "With the feature `value` or `missing`: which number of the item, counted from 0, such as the column of a table; or its "
+            "name in models.columns."
         ),
     ] = None
     edges: Annotated[
-        tuple[float, ...], about("Edges of the feature's bins, rising: n edges make n + 1 slices.")
+        tuple[float, ...],
+        about(
+            "Edges of the bins of a feature, or of the numbers at a JSON path, rising: n edges make n + 1 slices."
+        ),
     ] = ()
     cross: Annotated[
         tuple[str, ...],

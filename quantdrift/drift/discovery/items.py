@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.records import Metric, Predicate
+from quantdrift.core.text import number_of
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 
 MOST_KEYS = 64
@@ -76,7 +77,11 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
             return same
         values = self.numbers.get(condition.key)
         if values is None:
-            return np.zeros(len(self), dtype=bool)
+            levels = np.array([number_of(level) for level in self.levels.get(condition.key, ())])
+            if not len(levels):
+                return np.zeros(len(self), dtype=bool)
+            codes = self.codes[condition.key]
+            values = np.where(codes >= 0, levels[codes], np.nan)
         inside = ~np.isnan(values)
         if condition.low is not None:
             inside &= values >= condition.low

@@ -8,7 +8,8 @@
 | `norm` | Euclidean norm, sqrt(sum x^2) |
 | `mean` | arithmetic mean |
 | `contrast` | standard deviation over its elements (of the population: divided by n) |
-| `missing` | share of elements that are not a number |
+| `missing` | share of elements that are not a number; of one `column`, 0 or 1 |
+| `value` | the number in one `column` |
 
 `norm`, `mean` and `contrast` are computed in float64 and leave out elements that are not a number. A feature that is
 undefined (text, no element left) or infinite is absent, and its item is in no bin.
@@ -44,8 +45,9 @@ def features_of(rules: Iterable[Slice], inputs: Mapping[str, Array]) -> list[dic
         array = inputs.get(rule.input or first)
         if array is None:
             continue
-        if rule.column is not None:
+        if isinstance(rule.column, int):
             values = _value(array, rule.column)
+            values = values if rule.feature == "value" else _absent(array, values)
         else:
             values = np.concatenate([_FEATURES[rule.feature](part) for part in _parts(array)])
         for item, value, finite in zip(features, values.tolist(), np.isfinite(values).tolist(), strict=True):
@@ -110,6 +112,11 @@ def _value(array: Array, column: int) -> Values:
         return _same(array, np.nan)
     values: Values = array.reshape(len(array), width)[:, column].astype(np.float64)
     return values
+
+
+def _absent(array: Array, values: Values) -> Values:
+    """Return whether one number of each item is missing, NaN where the items are text."""
+    return _same(array, np.nan) if array.dtype == np.dtype(object) else np.isnan(values).astype(np.float64)
 
 
 def _elements(array: Array) -> Values:

@@ -252,7 +252,7 @@ def _naming(config: Config, space: Space, version: int, next_id: int, most_ids: 
     attributes = [
         attribute_key(rule)
         for rule in config.slices
-        if not (rule.feature or rule.cross) and rule.model in {"", space.model}
+        if not (rule.feature or rule.cross or rule.edges) and rule.model in {"", space.model}
     ]
     return Naming(
         model=space.model,
