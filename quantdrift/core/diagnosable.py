@@ -18,7 +18,6 @@ from quantdrift.core.text import plain
 
 LEFT: Final = "What is left: serve the slice by the reference, or roll the candidate back"
 _CAPTURED: Final = ("header.", "parameter.", "json.", TIME)
-_TREES: Final = "it is made of decision trees, which have no ranges and no layers that could be put into FP32"
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,11 +72,11 @@ def next_commands(
     problem = (
         slice_problem(config, where, slice_name)
         or task_problem(configured)
-        or reference_problem(configured, reference, build)
+        or reference_problem(configured, reference)
     )
     commands = []
     if not problem and "cause" not in known:
-        commands.append(_diagnose(reference, alert_id, more))
+        commands.append(_diagnose(reference, alert_id, more, build))
     if not problem and not repair_problem(configured, reference) and "repair" not in known:
         text = f"quantdrift repair {alert_id} --candidate FILE --inputs FOLDER --out REPAIRED{more}"
         commands.append(Command(gives="Build repairs", text=text))
@@ -87,14 +86,17 @@ def next_commands(
     return NextCommands(commands=tuple(commands), why_not=problem.partition(". ")[0])
 
 
-def _diagnose(reference: Reference, alert_id: int, more: str) -> Command:
+def _diagnose(reference: Reference, alert_id: int, more: str, build: Build | None) -> Command:
     if reference.runtime is Runtime.TORCH:
         text = (
             f"quantdrift diagnose {alert_id} --candidate FILE --factory MODULE:FUNCTION --inputs FOLDER{more}"
         )
         return Command(gives="Cause", text=text)
     text = f"quantdrift diagnose {alert_id} --candidate FILE --inputs FOLDER{more}"
-    return Command(gives="Cause, if the candidate is an ONNX file in QDQ form", text=text)
+    return Command(
+        gives="Cause" if build is Build.TREES else "Cause, if the candidate is an ONNX file in QDQ form",
+        text=text,
+    )
 
 
 def reference_of(model: Model, version: str) -> tuple[int, Reference | None]:
@@ -135,10 +137,8 @@ def task_problem(model: Model) -> str:
     return f"model `{model.name}` with the task `{model.task}` cannot be diagnosed: only models whose one output has a row for each item can"
 
 
-def reference_problem(model: Model, reference: Reference, build: Build | None = None) -> str:
+def reference_problem(model: Model, reference: Reference) -> str:
     """Return why the sites of a candidate of this reference cannot be put into FP32; empty: nothing that is known speaks against it."""
-    if build is Build.TREES:
-        return f"model `{model.name}` cannot be diagnosed: {_TREES}. {LEFT}"
     if reference.runtime in {Runtime.ONNX, Runtime.TORCH}:
         return ""
     return (

@@ -61,6 +61,29 @@ class NamedTensor(msgspec.Struct, frozen=True, kw_only=True):
     tensor: OffTensor
 
 
+class OffValues(msgspec.Struct, frozen=True, kw_only=True):
+    """How the thresholds of decision trees at a column, or their leaves, differ from the reference's.
+
+    Parameters
+    ----------
+    n, n_off, n_far
+        All, those that differ, and those that are off by more than rounding explains.
+    low, high, reference_low, reference_high
+        The smallest and the largest, of the candidate and of the reference.
+    rounding
+        The largest error of those that are rounded.
+    """
+
+    n: int
+    n_off: int
+    n_far: int
+    low: float
+    high: float
+    reference_low: float
+    reference_high: float
+    rounding: float
+
+
 class DiagnosisVerdict(StrEnum):
     """The outcome of a diagnosis: whether a site is named, or ranges that clip together."""
 
@@ -76,6 +99,8 @@ class Cause(StrEnum):
     RESOLUTION = "resolution"
     WEIGHTS = "weights"
     LAYER = "layer"
+    THRESHOLDS = "thresholds"
+    LEAVES = "leaves"
     SPREAD = "spread"
     NOT_THIS_SLICE = "not this slice"
     INPUT = "input"
@@ -90,7 +115,7 @@ class Blamed(msgspec.Struct, frozen=True, kw_only=True):
     site
         Its name.
     cause
-        Saturation, resolution, weights, or the layer where the last two cannot be told apart.
+        Saturation, resolution, weights, or the layer where the last two cannot be told apart; of decision trees thresholds or leaves.
     restores
         Share of the loss of the exemplars that it restores on the halves on which it was not chosen, with the sites before it in FP32.
     placebo
@@ -120,6 +145,8 @@ class Blamed(msgspec.Struct, frozen=True, kw_only=True):
         Whether a weight has a scale for each channel; None for activations.
     cost
         Share of multiplications that read it, and run in FP32 with it; None: unknown.
+    values
+        Of decision trees, how thresholds or leaves differ; None: it is another kind of site.
     """
 
     site: str
@@ -142,6 +169,7 @@ class Blamed(msgspec.Struct, frozen=True, kw_only=True):
     off: tuple[OffTensor, ...] = ()
     is_by_channel: bool | None = None
     cost: float | None = None
+    values: OffValues | None = None
 
 
 class Clipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,6 +288,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     n_tensors: int = 0
     difference: float
     unmatched: tuple[str, ...]
+
+    @property
+    def is_of_trees(self) -> bool:
+        """Whether the sites are thresholds and leaves of decision trees."""
+        return any(site.startswith(("T:", "V:")) for site in self.one_off)
 
     @property
     def left(self) -> float | None:

@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.facts.diagnosis import OffValues
 from quantdrift.models.runtimes.onnx.precision import check_external
 from quantdrift.models.runtimes.onnx.session import ERRORS
 from quantdrift.models.tensors.arrays import Array
@@ -65,6 +66,8 @@ class SiteKind(StrEnum):
     ACTIVATION = "A"
     WEIGHT = "W"
     LAYER = "L"  # weights and activations that cannot be told apart
+    THRESHOLDS = "T"  # of decision trees, at one column of the input
+    LEAVES = "V"  # of decision trees
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -90,6 +93,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         The smallest and the largest integer.
     is_dynamic
         Whether the range is that of each input, found while it is computed: then values are counted in steps, and `scale` is 1.
+    values
+        How thresholds or leaves of decision trees differ from the reference's; None: it is another kind.
     """
 
     kind: SiteKind
@@ -102,6 +107,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     lowest: int
     highest: int
     is_dynamic: bool = False
+    values: OffValues | None = None
 
     @property
     def name(self) -> str:

@@ -82,7 +82,7 @@ def test_the_reference_of_the_version_is_named_where_there_are_several() -> None
         (_asked(ONNX, where=BY_FEATURE), ["diagnose", "repair", "gate"], ""),
         (_asked(ONNX, where=LEARNED), ["gate"], "it is learned, or has the rest of the values"),
         (_asked(ONNX, where=REST), ["gate"], "it is learned, or has the rest of the values"),
-        (_asked(ONNX, build=Build.TREES), ["gate"], "it is made of decision trees"),
+        (_asked(ONNX, build=Build.TREES), ["diagnose", "repair", "gate"], ""),
         (_asked(TORCH), ["diagnose", "gate"], ""),
         (_asked(SERVER), ["gate"], "is neither an ONNX file nor in PyTorch"),
         (_asked(LANGUAGE, task=Task.GENERATION), [], "with the task `generation` cannot be diagnosed"),
@@ -91,7 +91,7 @@ def test_the_reference_of_the_version_is_named_where_there_are_several() -> None
     ],
 )
 def test_what_cannot_work_is_not_printed(found: NextCommands, programs: list[str], why_not: str) -> None:
-    """And it is said why in one clause; for decision trees no repair either."""
+    """And it is said why in one clause."""
     assert _programs(found) == programs
     assert (why_not in found.why_not) if why_not else not found.why_not
     assert ". " not in found.why_not

@@ -320,7 +320,7 @@ def _config_of(text: str, out: Path) -> Config:
 def _of_candidate(candidate: ModelFile, reference: ModelFile | None) -> list[str]:
     """Return what follows from the form of the quantised file."""
     if candidate.is_trees:
-        can = "decision trees have no layers that diagnose could put into FP32"
+        can = "diagnose and repair can name the columns whose thresholds damage a slice"
     elif candidate.precision == "INT8 in QDQ form":
         can = "diagnose and repair can name the layers that damage a slice"
     else:

@@ -77,11 +77,11 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
             return same
         values = self.numbers.get(condition.key)
         if values is None:
-            levels = np.array([number_of(level) for level in self.levels.get(condition.key, ())])
-            if not len(levels):
+            of_levels = np.array([number_of(level) for level in self.levels.get(condition.key, ())])
+            if not len(of_levels):
                 return np.zeros(len(self), dtype=bool)
             codes = self.codes[condition.key]
-            values = np.where(codes >= 0, levels[codes], np.nan)
+            values = np.where(codes >= 0, of_levels[codes], np.nan)
         inside = ~np.isnan(values)
         if condition.low is not None:
             inside &= values >= condition.low

@@ -15,12 +15,13 @@ from quantdrift.facts.diagnosis import (
     Diagnosis,
     DiagnosisVerdict,
     OffTensor,
+    OffValues,
     Origin,
     WeightFault,
 )
 
 _MOST_CLIPPED: Final = 5  # ranges that clip, in the text
-_KINDS: Final = {"A": "activation ranges", "W": "weights", "L": "layers"}
+_KINDS: Final = {"A": "activation ranges", "W": "weights", "L": "layers", "T": "thresholds", "V": "leaves"}
 _RECALIBRATE: Final = "Calibrate this range again, with inputs of every slice"
 # What each cause means, and what to do about it.
 _MEANING: Final = {
@@ -38,6 +39,24 @@ _MEANING: Final = {
     "layer": (
         "The layer computes something else than the reference's; its weights and what goes into it cannot be told apart.",
         "Leave the named layers unquantised, or quantise them by channel.",
+    ),
+    "thresholds": (
+        "The trees compare the named columns with other thresholds than the reference, and this slice lies between them.",
+        (
+            "Keep the thresholds of the named columns in FP32, or set their grid with inputs of this slice among the data: `quantdrift repair`"
+            " builds and measures it. Until then serve the slice by the reference."
+        ),
+    ),
+    "leaves": (
+        "The leaves of the trees are not the reference's, and their sum decides otherwise.",
+        "Keep the leaves in FP32: `quantdrift repair` builds and measures it. Until then serve the slice by the reference.",
+    ),
+    "input of trees": (
+        "No column restores more than other rounding of the thresholds does.",
+        (
+            "Round thresholds and leaves more finely: `quantdrift repair` builds the trees with all of them in FP32 and measures it. Compare the"
+            " preparation of inputs on both sides, too."
+        ),
     ),
     "spread": ("No single site is the cause: several sites together do the damage.", ""),
     "input": (
@@ -135,7 +154,12 @@ def diagnosed(diagnosis: Diagnosis, *, model: str, slice_name: str) -> list[str 
         ]
     if diagnosis.blamed:
         head = ("site", "heals", "changed answers left", "why", "multiplications in FP32")
-        lines += ["", Table(head, tuple(_row(blamed) for blamed in diagnosis.blamed)), ""]
+        n_columns = len(head) - diagnosis.is_of_trees  # trees multiply nothing
+        rows = tuple(_row(blamed)[:n_columns] for blamed in diagnosis.blamed)
+        lines += ["", Table(head[:n_columns], rows), ""]
+        random_changes = (
+            "other roundings of the same size" if diagnosis.is_of_trees else "random changes of the ranges"
+        )
         measured_on = (
             "measured on the inputs that found the cause, for lack of others"
             if diagnosis.fresh_flips is None
@@ -143,12 +167,16 @@ def diagnosed(diagnosis: Diagnosis, *, model: str, slice_name: str) -> list[str 
         )
         lines += [
             f"heals: share of the changed answers that heal when the site is in FP32, beside the sites above it; {measured_on}.",
-            "Each site restores more than random changes of the ranges do, on inputs on which it was not chosen.",
+            f"Each site restores more than {random_changes} do, on inputs on which it was not chosen.",
         ]
         if all(blamed.used is not None for blamed in diagnosis.blamed):
             lines.append("No weight is named.")
     lines += _left(diagnosis)
-    if diagnosis.one_off and not any(site.startswith("A:") for site in diagnosis.one_off):
+    if (
+        diagnosis.one_off
+        and not diagnosis.is_of_trees
+        and not any(site.startswith("A:") for site in diagnosis.one_off)
+    ):
         lines.append("The candidate has no activation range that can be switched, so none can be named.")
     if diagnosis.unmatched:
         lines.append(
@@ -271,6 +299,8 @@ def _of_others(diagnosis: Diagnosis) -> tuple[str, str]:
 def _words(diagnosis: Diagnosis) -> list[str]:
     """Return the causes by their key in `_MEANING`: ranges that clip together have keys of their own."""
     words = [cause.value for cause in diagnosis.causes]
+    if diagnosis.is_of_trees:
+        words = ["input of trees" if word == "input" else word for word in words]
     if diagnosis.clipping is None:
         return words
     own = {"saturation": "clipping"}
@@ -358,6 +388,8 @@ def _why(blamed: Blamed) -> str:
         return fault_words(max(blamed.off, key=lambda tensor: tensor.share))
     if blamed.weight_error is not None:
         return f"weights are off by {part(blamed.weight_error)}"
+    if blamed.values is not None:
+        return _of_values(blamed.values)
     if blamed.used is None or blamed.levels is None:
         return "weights and what goes in together"
     of = f" of [{blamed.low:.3g}, {blamed.high:.3g}]" if blamed.low is not None else ""
@@ -367,3 +399,13 @@ def _why(blamed: Blamed) -> str:
     if blamed.elsewhere_used is not None:
         elsewhere = f" (elsewhere {part(blamed.elsewhere_used)}, {blamed.elsewhere_levels:.0f})"
     return f"uses {part(blamed.used)}{of}, {blamed.levels:.0f} levels{elsewhere}"
+
+
+def _of_values(values: OffValues) -> str:
+    """Return how thresholds or leaves of trees differ from the reference's."""
+    if not values.n_far:
+        return f"{values.n_off:,} of {values.n:,} are rounded, by up to {values.rounding:.3g}"
+    return (
+        f"{values.n_far:,} of {values.n:,} are cut off: they lie in [{values.low:.6g}, {values.high:.6g}], the reference's in"
+        f" [{values.reference_low:.6g}, {values.reference_high:.6g}]"
+    )

@@ -14,7 +14,7 @@ measure these again.
 **When a site is named.** Exemplars are split into two halves. In each direction the site with the largest gain on one half is
 judged on the other: its gain must exceed that of each of 39 placebos there. A placebo multiplies all scales that are still
 quantised by factors of 1 to 1.05, drawn at random: it repairs nothing, and still heals some 40 % of items that were chosen
-because they flip. Where at least 100 items of the slice were kept aside, putting the named sites into FP32 must also heal more of
+because they flip. (Of decision trees it gives thresholds and leaves that are rounded other errors of the same size: `release.trees`.) Where at least 100 items of the slice were kept aside, putting the named sites into FP32 must also heal more of
 those than it breaks: the last named site ends the search at which it does.
 
 Assumption: on the judging half, a site that repairs nothing gains no more than placebos do (their gains are exchangeable).
@@ -109,6 +109,11 @@ _ROUNDINGS: Final = 4
 _STEPS_ALONE: Final = (
     0.05  # decisions that steps of one integer may change together, where no kernel alone is off by more
 )
+_OWN_CAUSE: Final = {
+    SiteKind.LAYER: Cause.LAYER,
+    SiteKind.THRESHOLDS: Cause.THRESHOLDS,
+    SiteKind.LEAVES: Cause.LEAVES,
+}
 _STEPPING: Final = (
     0.01  # of the results of an operator that are a step apart: so many can add up to other decisions
 )
@@ -740,8 +745,8 @@ def _blamed(
                 off=tuple(tensor for tensor in origins.off if tensor.site == step.site),
                 is_by_channel=site.axis is not None,
             )
-        elif site.kind is SiteKind.LAYER:
-            blamed = msgspec.structs.replace(blamed, cause=Cause.LAYER)
+        elif site.kind in _OWN_CAUSE:
+            blamed = msgspec.structs.replace(blamed, cause=_OWN_CAUSE[site.kind], values=site.values)
         else:
             other = None if uses.elsewhere is None else uses.elsewhere[step.site]
             blamed = _explained(blamed, site, uses.damaged[step.site], other)

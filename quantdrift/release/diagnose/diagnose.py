@@ -36,7 +36,7 @@ from quantdrift.release.progress import OnProgress, Watch
 from quantdrift.release.recording import layout_of, parts_of
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File, Setting, existing
-from quantdrift.release.sites import SwitchableCopy
+from quantdrift.release.trees import copy_of_onnx
 from quantdrift.storage.alerts.alerts import FindingKind
 
 SWITCHING: Final = "switching sites"
@@ -273,7 +273,7 @@ def open_copy(
                 f"--factory and --digest are of candidates in PyTorch, and the reference of model `{model.name}` is an ONNX file: give the"
                 " reference in PyTorch, too"
             )
-        return SwitchableCopy(candidate, Path(reference.path), threads=threads)
+        return copy_of_onnx(candidate, Path(reference.path), threads=threads, columns=model.columns)
     if problem := reference_problem(model, reference):
         raise OperatorError(problem)
     if factory:

@@ -6,7 +6,7 @@ Which repairs are built depends on the cause (`diagnose`):
 |---|---|---|
 | `recalibrate` | all activation ranges, from items of all traffic and of the slice | not in weights alone |
 | `own-copy` | a second copy whose activation ranges are those of the slice; the slice is routed to it | not in weights alone |
-| `fp32-sites` | the named sites run in FP32: the first, the first two, ... | any named site |
+| `fp32-sites` | the named sites run in FP32: the first, the first two, ...; of decision trees all of them, where none is named | any named site, or trees |
 | `reference` | the slice is routed to the reference | always |
 | `roll-back` | the reference serves everything | always |
 
@@ -48,6 +48,7 @@ from quantdrift.release.gate.judge import Asked, Observed, judge
 from quantdrift.release.gate.observations import united
 from quantdrift.release.repair.edits import CandidateEdits, quantised_range
 from quantdrift.release.sites import SwitchableCopy, outputs_of, session_of
+from quantdrift.release.trees import TreeCopy
 
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 MOST_OF_SLICE: Final = 64
@@ -97,7 +98,7 @@ class Workbench:
 
     def __init__(
         self,
-        copy: SwitchableCopy,
+        copy: SwitchableCopy | TreeCopy,
         compare: Compare,
         *,
         candidate: Path,
@@ -120,7 +121,7 @@ class Workbench:
         self._work = work
         self._fresh = fresh
         self._rng = rng
-        self._edits = CandidateEdits(candidate, reference)
+        self._edits = copy if isinstance(copy, TreeCopy) else CandidateEdits(candidate, reference)
         self._inside: BoolArray = np.isin(fresh, recording.inside)
         self._of_slice = np.intersect1d(work, recording.inside)
 
@@ -239,10 +240,19 @@ class Workbench:
             return ""
         if kind is not RepairKind.FP32_SITES:
             return self._uncalibrated(found)
-        return "" if found.blamed else "no single site is to blame"
+        return "" if self._named(found) else "no single site is to blame"
+
+    def _named(self, found: Diagnosis) -> list[tuple[str, ...]]:
+        """Return the sites to put into FP32: the first named one, the first two, and so on; of trees in which none is named, all."""
+        names = [blamed.site for blamed in found.blamed]
+        if not names and isinstance(self._copy, TreeCopy):
+            return [tuple(site.name for site in self._copy.sites)]
+        return [tuple(names[:count]) for count in range(1, len(names) + 1)]
 
     def _uncalibrated(self, found: Diagnosis) -> str:
         """Return why calibration cannot help; empty: it may."""
+        if isinstance(self._copy, TreeCopy):
+            return "decision trees have no activation ranges that could be calibrated"
         if found.blamed and all(blamed.cause is Cause.WEIGHTS for blamed in found.blamed):
             return "the damage is in weights, and calibration changes activation ranges only"
         if len(self._of_slice) < FEWEST_OF_SLICE:
@@ -255,20 +265,21 @@ class Workbench:
         if kind is RepairKind.ROLL_BACK:
             return [Repair(kind=kind, model=b"", is_routed=False)]
         if kind is RepairKind.FP32_SITES:
-            names = [blamed.site for blamed in found.blamed]
             return [
                 Repair(
                     kind=kind,
-                    model=self._edits.in_fp32(names[:count]).SerializeToString(),
+                    model=self._edits.in_fp32(names).SerializeToString(),
                     is_routed=False,
-                    sites=tuple(names[:count]),
+                    sites=names,
                 )
-                for count in range(1, len(names) + 1)
+                for names in self._named(found)
             ]
         return [self._calibrated(kind)]
 
     def _calibrated(self, kind: RepairKind) -> Repair:
         """Return the candidate with the ranges of some items: of several ranges those with fewest flips on the rest of the items to work on."""
+        assert isinstance(self._copy, SwitchableCopy)
+        assert isinstance(self._edits, CandidateEdits)
         rows = self._rng.permutation(self._of_slice)[:MOST_OF_SLICE]
         if kind is RepairKind.RECALIBRATE:
             rows = np.union1d(rows, self._rng.permutation(self._work)[:MOST_OF_TRAFFIC])

@@ -20,6 +20,7 @@ from quantdrift.facts.repairs import Measured, Repaired, RepairKind, RepairOutco
 from quantdrift.facts.words.diagnosis import details_of, sentence_of
 from quantdrift.facts.words.repair import details, repaired, sentence
 from quantdrift.release.diagnose.blame import Compare, diagnose
+from quantdrift.release.diagnose.copies import Copy
 from quantdrift.release.diagnose.damaged import Damaged, damaged
 from quantdrift.release.diagnose.diagnose import SWITCHING
 from quantdrift.release.diagnose.samples import (
@@ -42,7 +43,7 @@ from quantdrift.release.recording import layout_of, parts_of
 from quantdrift.release.repair.remedies import Workbench, halves
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File, Setting, existing
-from quantdrift.release.sites import SwitchableCopy
+from quantdrift.release.trees import copy_of_onnx
 from quantdrift.storage.alerts.alerts import FindingKind
 
 _FORMAT: Final = 1
@@ -177,7 +178,7 @@ def repair(
     )
     if folder.exists() and any(folder.iterdir()):
         raise OperatorError(f"--out {folder} is not empty, and nothing is overwritten: name a new folder")
-    copy = SwitchableCopy(file, case.onnx)
+    copy = copy_of_onnx(file, case.onnx, columns=case.model.columns)
     compare = comparison(case.model, copy)
     if inputs is None:
         recording = _exemplars(case, copy, compare)
@@ -245,7 +246,7 @@ def _kinds(only: Sequence[str]) -> list[RepairKind]:
     return [RepairKind(name) for name in only or names]
 
 
-def _recorded(case: Damaged, copy: SwitchableCopy, inputs: Path) -> Recording:
+def _recorded(case: Damaged, copy: Copy, inputs: Path) -> Recording:
     parts = parts_of(inputs)
     layout = layout_of(case.config, case.rules, copy.inputs)
     progress = case.watch.counted("reading inputs", sum(part.n_bytes for part in parts))
@@ -257,7 +258,7 @@ def _recorded(case: Damaged, copy: SwitchableCopy, inputs: Path) -> Recording:
     return recording
 
 
-def _exemplars(case: Damaged, copy: SwitchableCopy, compare: Compare) -> Recording:
+def _exemplars(case: Damaged, copy: Copy, compare: Compare) -> Recording:
     """Return the exemplars of all slices, with the damaged ones of the slice."""
     case.watch.step("reading exemplars")
     inside, others, _ = case.exemplars(client_name="quantdrift repair", is_wanted=lambda _: True)
@@ -273,7 +274,7 @@ def _exemplars(case: Damaged, copy: SwitchableCopy, compare: Compare) -> Recordi
 
 def _diagnosed(
     case: Damaged,
-    copy: SwitchableCopy,
+    copy: Copy,
     compare: Compare,
     recording: Recording,
     *,
