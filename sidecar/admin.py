@@ -118,10 +118,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(process, grace_s=_GRACE_S)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
 def observe(
     telemetry: t.Telemetry, counters: Counters, live_config: Callable[[], LiveConfig], clock: Clock
 ) -> None:
@@ -215,3 +211,7 @@ def _total(counters: Counters, gauge: Gauge) -> t.Read:
         return [(counters.gauge(gauge), {})]
 
     return read
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -127,10 +127,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(lambda stop: serve(child, secrets, stop), grace_s=Deadlines.of(config.sidecar).relay_s)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
 class StuckError(QuantdriftError):
     """An observer ran for too long."""
 
@@ -205,3 +201,7 @@ class Watchdog:
             )
             self._on_repeated()
         raise StuckError(f"an observer ran for more than {self._cpu_s:g} s of CPU time")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
