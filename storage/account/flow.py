@@ -129,6 +129,15 @@ _VERDICTS: Final = text("""
     from verdict v join model_version w on w.id = v.model_version_id join slice s on s.id = v.slice_id
     where v.last_at >= :begin group by 1, 2
 """)
+# What lacks exchanges for a verdict; the others may have enough, and another reason to be unknown.
+_AWAITED: Final = text("""
+    select w.model, w.candidate_version as version, s.name as slice, v.n_groups, a.n_groups as n_of_all
+    from verdict v join model_version w on w.id = v.model_version_id join slice s on s.id = v.slice_id
+    join slice e on e.model = w.model and e.predicate = 'true'
+    join verdict a on a.model_version_id = v.model_version_id and a.slice_id = e.id
+    where v.last_at >= :begin and v.verdict = 'unknown' and v.reason ~ '^needs ' and v.n_groups > 0
+    order by v.n_groups desc, s.name
+""")
 # Of the newest items of all models: a long period is not read whole.
 _LATENCY: Final = text("""
     select model, count(*) as n, min(seconds) filter (where up_to >= 0.5 * total) as median_s,
@@ -251,6 +260,20 @@ class FlowRates(msgspec.Struct, frozen=True, kw_only=True):
     leaving: float = 0.0
 
 
+class AwaitedSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice of a version that lacks exchanges for a verdict: how many it has, and how many all traffic of its version has."""
+
+    version: str
+    slice: str
+    n_groups: int
+    n_of_all: int
+
+    @property
+    def share(self) -> float:
+        """Its share of what is compared."""
+        return min(1.0, self.n_groups / max(self.n_of_all, 1))
+
+
 class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     """The exchanges of one model, step by step.
 
@@ -285,6 +308,8 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
         Candidate versions of the period that have no reference.
     verdicts
         Number of slices by verdict.
+    awaited
+        Those of them that lack exchanges for a verdict, the ones with the most first.
     reason
         Why the verdict on all its traffic is `unknown`, else empty.
     n_lossy, loss
@@ -314,6 +339,7 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, str] = {}
     unreferenced: tuple[str, ...] = ()
     verdicts: dict[str, int] = {}
+    awaited: tuple[AwaitedSlice, ...] = ()
     reason: str = ""
     n_lossy: int = 0
     loss: str = ""
@@ -439,6 +465,9 @@ async def _read_verdicts(connection: AsyncConnection, found: "_Found", begin: da
             found.reasons[row["model"]] = row["reason"]
         if row["n_lossy"]:
             found.losses[row["model"]] = (row["n_lossy"], row["loss"])
+    for row in await _rows(connection, _AWAITED, begin=begin):
+        of_slice = {name: row[name] for name in ("version", "slice", "n_groups", "n_of_all")}
+        found.awaited.setdefault(row["model"], []).append(AwaitedSlice(**of_slice))
     for row in await _rows(connection, _CONTRADICTIONS, begin=begin):
         found.contradictions[row["model"]] = tuple(row["doubts"])
 
@@ -462,6 +491,7 @@ class _Found:
         self.details: dict[str, dict[str, str]] = {}
         self.unreferenced: dict[str, list[str]] = {}
         self.verdicts: dict[str, dict[str, int]] = {}
+        self.awaited: dict[str, list[AwaitedSlice]] = {}
         self.reasons: dict[str, str] = {}
         self.losses: dict[str, tuple[int, str]] = {}
         self.contradictions: dict[str, tuple[str, ...]] = {}
@@ -561,6 +591,7 @@ class _Found:
             details=self.details.get(name, {}),
             unreferenced=tuple(self.unreferenced.get(name, ())),
             verdicts=self.verdicts.get(name, {}),
+            awaited=tuple(self.awaited.get(name, ())),
             reason=self.reasons.get(name, ""),
             n_lossy=n_lossy,
             loss=loss,

@@ -158,7 +158,7 @@ def notes(config: Config, facts: Facts) -> tuple[str, ...]:
     lines += [
         f"the {role} does not answer at {facts.ports[role].address} ({role}.admin), and {sign}: it runs elsewhere, or has"
         " another address"
-        for role, sign in _signs(config, facts).items()
+        for role, sign in signs(config, facts).items()
         if sign and _is_silent(facts, role)
     ]
     lines += [
@@ -210,26 +210,26 @@ def _is_silent(facts: Facts, role: str) -> bool:
     return port is not None and not port.answers
 
 
-def _signs(config: Config, facts: Facts) -> dict[str, str]:
+def signs(config: Config, facts: Facts) -> dict[str, str]:
     """Return by what else than its port each role is known to work; nothing where it is not known."""
-    signs = dict.fromkeys(_ROLES, "")
+    signed = dict.fromkeys(_ROLES, "")
     flow = facts.flow
     if flow is not None and flow.tallied_at is not None and not _is_stale(facts, config):
-        signs["sidecar"] = "counts of a sidecar come"
+        signed["sidecar"] = "counts of a sidecar come"
     waiting = (facts.waiting or {}).values()
     if any(
         backlog.is_read or (backlog.read_at is not None and facts.now - backlog.read_at <= LATE)
         for backlog in waiting
     ):
-        signs["shadow"] = "a shadow worker reads from NATS"
+        signed["shadow"] = "a shadow worker reads from NATS"
     if flow is not None and flow.is_led:
-        signs["monitor"] = "a monitor leads"
-    return signs
+        signed["monitor"] = "a monitor leads"
+    return signed
 
 
 def _unseen(config: Config, facts: Facts) -> Iterator[str]:
     """Yield the parts that nothing shows to work, where no other line names them already."""
-    signs = _signs(config, facts)
+    signed = signs(config, facts)
     models = [model.name for model in config.models]
     flows = [facts.flow.models[name] for name in models if name in facts.flow.models] if facts.flow else []
     is_said = {
@@ -238,7 +238,7 @@ def _unseen(config: Config, facts: Facts) -> Iterator[str]:
     }
     sign_of = {"shadow": "none reads from NATS", "monitor": "none leads"}
     for role, sign in sign_of.items():
-        if _is_silent(facts, role) and not (signs[role] or is_said[role] or _is_down(facts, role)):
+        if _is_silent(facts, role) and not (signed[role] or is_said[role] or _is_down(facts, role)):
             yield (
                 f"no {role} answers at {facts.ports[role].address} ({role}.admin), and {sign}: start `quantdrift {role}`"
             )

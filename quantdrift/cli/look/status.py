@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quantdrift.cli.look.blockers import Facts, Port, ago, blockers, models_of, nameless, notes
+from quantdrift.cli.look.guide import Expected, expected, expected_lines, guide, steps
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, set_up_logs, span_of
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import Role
@@ -67,7 +68,8 @@ _COUNTS: Final = {
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A model in the output of `--json`: its steps in the database, what waits in the stream, and its account.
 
-    `not_accounted_for` is None without the database. `versions` says of each version whether it serves and is paused. `strata` are the accounts by header stratum. `replay_cost` is left out without a price.
+    `not_accounted_for` is None without the database. `versions` says of each version whether it serves and is paused. `strata` are the accounts by header stratum. `expected` are its slices
+    that lack exchanges for a verdict, with the time until they have them. `replay_cost` is left out without a price.
     """
 
     model: str
@@ -78,6 +80,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     not_accounted_for: int | None
     strata: "dict[str, Account]"
     versions: "dict[str, Serving]"
+    expected: tuple[Expected, ...]
     replay_cost: "Figure | UnsetType" = UNSET
 
 
@@ -100,7 +103,8 @@ def status(
     """Show how far exchanges come, from the client's socket to the monitor, and what blocks them.
 
     For each model: requests offered, captured, left out, lost, waiting, compared, quarantined and folded, over a period
-    and in total, with the time of the last one. It reads Postgres, NATS and the admin ports of this host, and changes
+    and in total, with the time of the last one. Until the first verdict it shows the steps to it: what is done, what
+    comes next, and when the verdict can be expected at the present rate. It reads Postgres, NATS and the admin ports of this host, and changes
     nothing. A part that does not answer is a line of the output, not an error.
 
     Exit codes: 0 if nothing blocks, 1 if something does, 2 if the configuration cannot be read.
@@ -283,6 +287,7 @@ def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:
         "flows": not found,
         "blockers": found,
         "notes": notes(config, facts),
+        "steps": steps(config, facts),
         "models": [
             ModelStatus(
                 model=name,
@@ -293,6 +298,7 @@ def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:
                 not_accounted_for=_not_accounted_for(facts, name),
                 strata={} if facts.flow is None else facts.flow.accounts.get(name, {}),
                 versions={} if facts.flow is None else facts.flow.serving.get(name, {}),
+                expected=expected(config, models[name]) if name in models else (),
                 replay_cost=UNSET if facts.flow is None else facts.flow.costs.get(name, UNSET),
             )
             for name in models_of(config, facts.flow, facts.waiting)
@@ -347,7 +353,10 @@ def _not_accounted_for(facts: Facts, model: str | None = None) -> int | None:
 
 def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
     """Return the status as text: what blocks first, then the parts, then a table for each model."""
-    lines = [*_head_lines(found, notes(config, facts)), "", *_part_lines(facts)]
+    lines = [*_head_lines(found, notes(config, facts)), ""]
+    if rows_of_guide := [*guide(steps(config, facts))]:
+        lines += ["To a first verdict:", *(f"  {state}  {text}" for state, text in rows_of_guide), ""]
+    lines += _part_lines(facts)
     rows: list[tuple[str, ...]] = []
     for name in models_of(config, facts.flow, facts.waiting):
         rows += [("", "", "", ""), (f"model {name}", "", "", "")]
@@ -355,6 +364,8 @@ def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
         waiting = (facts.waiting or {}).get(name)
         is_configured = config.model(name) is not None
         rows += _model_rows(model, waiting, facts, is_configured=is_configured)
+        if model is not None:
+            rows += [(f"  {line}", "", "", "") for line in expected_lines(config, model)]
         if model is not None and model.latency is not None:
             rows.append((_took(model.latency, config.budget(name)), "", "", ""))
         versions = {} if facts.flow is None else facts.flow.serving.get(name, {})

@@ -1,0 +1,135 @@
+"""The steps to a first verdict, as `quantdrift status` shows them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from quantdrift.cli.look.blockers import Facts, Port
+from quantdrift.cli.look.guide import expected, expected_lines, guide, steps
+from quantdrift.core.config.schema import Config, Model, Monitor, Notify, Reference, Sampling
+from quantdrift.core.stream.backlog import Waiting
+from quantdrift.storage.account.flow import AwaitedSlice, Flow, FlowRates, FlowStep, ModelFlow
+
+pytestmark = pytest.mark.unit
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+CONFIG = Config(
+    models=(Model(name="wines", references=(Reference(path="/models/wines.onnx", versions=("*",)),)),),
+    monitor=Monitor(min_groups=300),
+)
+PORTS = {
+    role: Port(address="127.0.0.1:1", answers=True, ready=True) for role in ("sidecar", "shadow", "monitor")
+}
+ARCHIVE = AwaitedSlice(version="7", slice="scanner=archive", n_groups=120, n_of_all=240)
+
+
+def _step(n: int) -> FlowStep:
+    return FlowStep(recent=n, total=n, last=NOW)
+
+
+def _facts(model: ModelFlow | None) -> Facts:
+    n = 0 if model is None else model.offered.total
+    flow = Flow(
+        models={} if model is None else {"wines": model},
+        offered=_step(n),
+        captured=_step(n),
+        tallied_at=NOW,
+        is_led=True,
+    )
+    return Facts(
+        now=NOW,
+        begin=NOW - timedelta(hours=1),
+        span="1h",
+        flow=flow,
+        waiting={"wines": Waiting(is_read=True)},
+        ports=PORTS,
+    )
+
+
+def _wines(n: int, **changes: Any) -> ModelFlow:
+    counts: dict[str, Any] = {name: _step(n) for name in ("offered", "captured", "compared", "folded")}
+    return ModelFlow(model="wines", **counts, **changes)
+
+
+def _rows(config: Config, facts: Facts) -> list[tuple[str, str]]:
+    return list(guide(steps(config, facts)))
+
+
+def test_what_is_done_what_is_next_and_what_comes_then() -> None:
+    """Before the first request: everything runs, and the next step says where to send requests."""
+    states = [state for state, _ in _rows(CONFIG, _facts(None))]
+    assert states == ["done", "done", "next", "then", "then", "then", "then"]
+    config = msgspec.structs.replace(
+        CONFIG, sidecar=msgspec.structs.replace(CONFIG.sidecar, listen="0.0.0.0:8000")
+    )
+    assert ("next", "send requests to 0.0.0.0:8000 (sidecar.listen)") in _rows(config, _facts(None))
+
+
+def test_nothing_configured_and_nothing_running_begins_with_init() -> None:
+    """The step after it names the parts that are away."""
+    rows = _rows(Config(), Facts(now=NOW, begin=NOW, span="1h"))
+    assert rows[0] == (
+        "next",
+        "describe a model and its reference: `quantdrift init MODEL.onnx` writes the configuration",
+    )
+    assert rows[1][1] == (
+        "start `quantdrift up`: Postgres, NATS, sidecar, shadow and monitor cannot be seen to run"
+    )
+
+
+def test_a_verdict_is_expected_at_the_share_of_the_slice_in_the_present_rate() -> None:
+    """180 exchanges are missing; of two that are compared a second one is of the slice, so that it takes three minutes."""
+    model = _wines(240, verdicts={"unknown": 1}, awaited=(ARCHIVE,), rates=FlowRates(leaving=2.0))
+    (of_archive,) = expected(CONFIG, model)
+    assert of_archive.expected_s == pytest.approx(180.0)
+    text = (
+        "300 exchanges are needed for scanner=archive, 120 were compared: some 3 minutes at the present rate"
+    )
+    assert ("next", f"first verdict: {text}") in _rows(CONFIG, _facts(model))
+    assert list(expected_lines(CONFIG, model)) == [f"next verdict: {text}"]
+
+
+def test_without_a_rate_no_time_is_promised() -> None:
+    """Nothing was compared in the last two minutes; and before the first fold a slice of all traffic is the first."""
+    model = _wines(240, verdicts={"unknown": 1}, awaited=(ARCHIVE,))
+    assert expected(CONFIG, model)[0].words.endswith("120 were compared: nothing is compared at present")
+    begun = _wines(40, rates=FlowRates(leaving=5.0))
+    assert (
+        "next",
+        "first verdict: 300 exchanges are needed for all traffic: a minute at the present rate",
+    ) in _rows(CONFIG, _facts(begun))
+
+
+def test_people_count_once() -> None:
+    """With four exchanges of each person a slice has its 300 people four times as late."""
+    config = msgspec.structs.replace(CONFIG, sampling=Sampling(sticky_header="x-user"))
+    rates = FlowRates(leaving=2.0)
+    model = _wines(960, verdicts={"unknown": 1}, awaited=(ARCHIVE,), rates=rates)
+    assert expected(config, model)[0].expected_s == pytest.approx(720.0)
+
+
+def test_the_steps_are_over_with_the_first_verdict_of_each_model() -> None:
+    """Slices with less traffic stay as lines of their model, three at most."""
+    awaited = tuple(
+        msgspec.structs.replace(ARCHIVE, slice=f"scanner={k}", n_groups=100 - k) for k in range(5)
+    )
+    model = _wines(900, verdicts={"ok": 1, "unknown": 5}, awaited=awaited, rates=FlowRates(leaving=2.0))
+    assert _rows(CONFIG, _facts(model)) == []
+    lines = list(expected_lines(CONFIG, model))
+    assert len(lines) == 4
+    assert lines[-1] == "and 2 slices with less traffic"
+    second = msgspec.structs.replace(CONFIG.models[0], name="grapes")
+    both = msgspec.structs.replace(CONFIG, models=(*CONFIG.models, second))
+    (verdict,) = [text for _, text in _rows(both, _facts(model)) if text.startswith("first verdict")]
+    assert verdict == (
+        "first verdict: `grapes`: 300 exchanges are needed for all traffic: nothing is compared at present"
+    )
+
+
+def test_where_alerts_go_is_the_last_step() -> None:
+    """It is done once there is any way for them, and holds up nothing."""
+    assert steps(CONFIG, _facts(None))[-1].is_done is False
+    config = msgspec.structs.replace(CONFIG, notify=Notify(webhook_url="https://chat.example/hook"))
+    assert steps(config, _facts(None))[-1].text == "alerts go to the webhook"
