@@ -86,6 +86,7 @@ class Action(StrEnum):
     INCIDENT_MITIGATE = "incident mitigate"
     INCIDENT_REOPEN = "incident reopen"
     INCIDENT_CLOSE = "incident close"
+    STREAM_DROP = "stream drop"
 
 
 SET_UP: Final = (Action.DB_UPGRADE, Action.SETUP_POSTGRES, Action.SETUP_NATS, Action.PAUSE_SEEN)

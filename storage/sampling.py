@@ -57,6 +57,7 @@ _TRAFFICS: Final = text("""
         where d.model_version_id = v.model_version_id and d.slice_id = v.slice_id and d.retired_at is null
     ) group by 1
 """)
+_NOTE_LAG: Final = text("update fold set lag_factor = :factor returning true")
 _SIGNALS: Final = text("""
     select d.slice_id, d.model_version_id, v.verdict, d.kind, d.evidence, d.state
     from detector d join verdict v on v.model_version_id = d.model_version_id and v.slice_id = d.slice_id
@@ -229,6 +230,18 @@ async def replayed_per_s(database: Database, now: datetime, window_s: float) -> 
     async with database.begin() as connection:
         n = await connection.scalar(_REPLAYED, {"since": now - timedelta(seconds=window_s)})
     return float(n or 0) / window_s
+
+
+async def note_lag(database: Database, factor: float) -> bool:
+    """Note by how much the sampling rates are lowered, for people; return whether there is a fold yet that can have it.
+
+    Raises
+    ------
+    RetryError
+        Postgres is not available.
+    """
+    async with database.begin() as connection:
+        return bool(await connection.scalar(_NOTE_LAG, {"factor": factor}))
 
 
 async def _rows(

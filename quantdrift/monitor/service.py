@@ -23,6 +23,7 @@ from quantdrift.core.passed_secrets import without_secrets
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.child import ending_with_parent
+from quantdrift.core.process.processor_time import ProcessorTime
 from quantdrift.core.process.run import TURN_S, Stop, supervise
 from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.telemetry import (
@@ -76,6 +77,13 @@ _CIRCUMSTANCES_S: Final = (
     5.0  # pauses show within seconds, and what was quarantined need not be counted with each batch
 )
 _SHARES_S: Final = 60.0  # the looks that the bound of `quantdrift.drift.share` counts
+# What a batch costs, whatever it contains, is in all three: fewer and larger ones cost less.
+_LARGER: Final = "let the shadow store larger batches (shadow.batch_delay_s)"
+_HINTS: Final = {
+    "read": _LARGER,
+    "fold": f"use fewer slices, or {_LARGER}",
+    "write": f"use fewer slices, or {_LARGER}",
+}
 _LOG = logging.getLogger(__name__)
 # A separate process with low priority, so that it does not slow down the model served on this machine.
 _COMPILE: Final = (
@@ -161,6 +169,7 @@ class Monitor:
         self._fold: Fold | None = None
         self._maintained_at: datetime | None = None
         self._connected = False
+        self._processor_time = ProcessorTime(_HINTS)
         self._circumstances_due_s = 0.0
         self._shares_due_s = 0.0
         self._servings: Mapping[tuple[str, str], Serving] = {}
@@ -338,12 +347,13 @@ class Monitor:
                 self._circumstances_due_s = self._shares_due_s = begun_s
                 progress()
             fold = self._fold
-            batches = await claim(
-                connection,
-                fold.position.fold_seq,
-                BATCHES_AT_ONCE,
-                timedelta(seconds=self._config.monitor.reorder_s),
-            )
+            with self._processor_time.part("read"):
+                batches = await claim(
+                    connection,
+                    fold.position.fold_seq,
+                    BATCHES_AT_ONCE,
+                    timedelta(seconds=self._config.monitor.reorder_s),
+                )
             wanted = fold.policies() | {row.policy_id for rows in batches for row in rows.comparisons}
             wanted |= {row.policy_id for rows in batches for row in rows.noise}
             fold.learn(await load_catalog(connection, wanted=wanted, known=fold.catalog))
@@ -355,20 +365,22 @@ class Monitor:
                 fold.note_shares(await read_share_hours(connection, fold.share_question()))
                 self._shares_due_s = begun_s + _SHARES_S
             for batch in batches:
-                fold.batch(batch)
+                with self._processor_time.part("fold"):
+                    fold.batch(batch)
                 progress()
                 # A probe of the admin port, and the renewal of the lease, wait for one batch at most.
                 await asyncio.sleep(0)
             outcome = await self._explainer.explain(Evidence(connection), fold.take(), fold.catalog)
             progress()
             if batches or outcome.verdicts:
-                await write(
-                    connection,
-                    outcome,
-                    self._config.telemetry.trace_url,
-                    webhook=bool(self._config.notify.webhook_url),
-                    ways=ways_with(self._config, fold.catalog),
-                )
+                with self._processor_time.part("write"):
+                    await write(
+                        connection,
+                        outcome,
+                        self._config.telemetry.trace_url,
+                        webhook=bool(self._config.notify.webhook_url),
+                        ways=ways_with(self._config, fold.catalog),
+                    )
             mitigated = await mitigated_slices(connection)
         self._gauges.show(fold.current(), fold.catalog, fold.floors(), mitigated, self._servings)
         for transition in outcome.transitions:
@@ -379,6 +391,7 @@ class Monitor:
                 fold.catalog.slices[transition.slice_id].name,
                 extra=of_model(fold.catalog.versions[transition.model_version_id].model),
             )
+        self._processor_time.answered(sum(len(batch.comparisons) for batch in batches))
         if batches:
             self._folded.add(len(batches))
             self._fold_time.record(self._clock.monotonic_s() - begun_s)

@@ -22,7 +22,7 @@ from quantdrift.facts.words import amount, first_screen
 from quantdrift.facts.words.ending import ENDS
 from quantdrift.facts.words.happened import ACTIONS, METRICS, ONSET, happened
 from quantdrift.facts.words.incident import story_text
-from quantdrift.facts.words.losses import REASONS
+from quantdrift.facts.words.losses import REASONS, lowered
 from quantdrift.facts.words.speed import NOT_COMPARABLE, PARTS
 from quantdrift.storage.figures.periods import Grain
 
@@ -67,6 +67,7 @@ def environment(surface: str) -> jinja2.Environment:
             happened,
             story_text,
             shown,
+            lowered,
         ),
         *(
             amount.amount,

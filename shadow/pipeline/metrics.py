@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Final
 
 from quantdrift.core import telemetry
 from quantdrift.core.clock import Clock
+from quantdrift.core.process.processor_time import ProcessorTime
 from quantdrift.core.records import Latency, Side
 from quantdrift.core.slices import OTHER
 from quantdrift.core.telemetry import Telemetry
@@ -35,8 +37,17 @@ class Step(StrEnum):
     ACKNOWLEDGE = "acknowledge"
 
 
+# Not the replay: what a reference computes is what it is there for, and its threads are its own.
+_HINTS: Final = {
+    Step.DECODE.value: "sample less of large requests, or send them as binary tensors",
+    Step.ASSEMBLE.value: "slices by a feature of large inputs are computed here",
+    Step.COMPARE.value: "of an embedding the neighbours are, of a text its tokens; see the task options of the model",
+    Step.SLICES.value: "slices are assigned and learned ones computed here: use fewer, or no `embedding`",
+}
+
+
 class ShadowMetrics:
-    """Updates the shadow's metrics.
+    """Updates the shadow's metrics, and warns where an answer costs too much processor time beside its replay.
 
     Parameters
     ----------
@@ -73,6 +84,7 @@ class ShadowMetrics:
         self._doubts = meter.counter(telemetry.DOUBTS)
         self._config_warned: set[tuple[str, str]] = set()
         self._stages: dict[int, tuple[Step, float]] = {}
+        self.processor_time = ProcessorTime(_HINTS)
         meter.observe(telemetry.STAGE_AGE, self._stage_ages)
 
     def entered(self, batch: int, stage: Step) -> None:
@@ -99,6 +111,7 @@ class ShadowMetrics:
         labels = {"model": assembled.batch[0].exchange.model}
         self._replay_time.record(duration_s, labels)
         self._batch_items.record(assembled.n_items, labels)
+        self.processor_time.answered(assembled.n_items)
 
     def assessed(self, overflow: dict[str, int], over_cap: dict[str, int]) -> None:
         """Record items and vectors beyond a limit.

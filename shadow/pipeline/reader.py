@@ -161,9 +161,10 @@ class Reader:
         deliveries = await self._consumer.fetch(wanted, max_bytes=self._fetch_bytes, timeout_s=wait_s)
         self._health.stream_answered()
         fetched_s = self._clock.monotonic_s()
-        messages = [
-            self._classified(delivery) for delivery in deliveries
-        ]  # if this fails, they are redelivered, alone
+        with self._meters.processor_time.part(Step.DECODE.value):
+            messages = [
+                self._classified(delivery) for delivery in deliveries
+            ]  # if this fails, they are redelivered, alone
         if deliveries:
             self._meters.record_step(Step.PULL, fetched_s - began_s)
             self._meters.record_step(Step.DECODE, self._clock.monotonic_s() - fetched_s)

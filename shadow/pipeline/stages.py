@@ -366,7 +366,8 @@ class Stages:
         def timed() -> tuple[Done, float]:
             loop.call_soon_threadsafe(started.set)
             began_s = self._clock.monotonic_s()
-            result = work()
+            with self._meters.processor_time.part(step.value):
+                result = work()
             return result, self._clock.monotonic_s() - began_s
 
         doing = loop.run_in_executor(thread, timed)

@@ -146,8 +146,8 @@ class ExpiredCount:
             n = sum(count.n for count in counts if count.model == model)
             if n > 0:
                 _LOG.warning(
-                    "%d samples of model %s expired in the stream before they were replayed: add shadow workers or"
-                    " raise stream.max_age_s",
+                    "%d samples of model %s left the stream before they were replayed: add shadow workers or raise"
+                    " stream.max_age_s, unless somebody dropped them (`quantdrift stream drop`)",
                     n,
                     model,
                     extra=of_model(model),

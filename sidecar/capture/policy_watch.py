@@ -22,6 +22,8 @@ from quantdrift.sidecar.state.pause import PauseSource, write_pause
 from quantdrift.sidecar.state.policy import PolicyFile, PolicyHistory, check_policy
 
 _TICK_S = 1.0
+_OF_OTHERS = (Refusal.STRATA, Refusal.RATES, Refusal.STALE)
+"""Why a policy is refused that a monitor with a replay budget made: where this sidecar has none, that is no fault."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -73,10 +75,14 @@ class PolicyWatcher:
         try:
             message = check_policy(wire, self._config.sampling, self._now_s())
         except RefusedError as error:
-            _LOG.warning(
-                "the monitor's policy is refused, the configuration's rates are in effect: %s", error
-            )
-            self._refuse(error.refusal)
+            if not self._config.sampling.replays_per_s and error.refusal in _OF_OTHERS:
+                self._policy_history.follow(None)
+                self._write_policy_file(None)
+            else:
+                _LOG.warning(
+                    "the monitor's policy is refused, the configuration's rates are in effect: %s", error
+                )
+                self._refuse(error.refusal)
         else:
             self._policy_history.follow(message)
             self._write_policy_file(message)
@@ -90,29 +96,37 @@ class PolicyWatcher:
         now_s = self._now_s()
         message = self._policy_history.active(now_s)
         if message is None and self._epoch:
-            _LOG.warning("no policy of the monitor is in effect: the configuration's rates are used")
+            if self._has_caught_up():
+                _LOG.info("the shadow keeps up again: the configuration's rates are used")
+            else:
+                _LOG.warning("no policy of the monitor is in effect: the configuration's rates are used")
             if self._has_expired(now_s):
                 self._refuse(Refusal.STALE)
         epoch = message.policy.epoch if message else ""
         if epoch != self._epoch:
             self._slot.adjust(Gauge.POLICY_CHANGES)
-            if message is not None:
+            if message is not None and message.lag_factor < 1:
+                _LOG.warning(
+                    "the shadow does not keep up: every sampling rate is multiplied by %g (policy %s of the monitor)",
+                    message.lag_factor,
+                    epoch,
+                )
+            elif message is not None:
                 _LOG.info("the monitor's policy %s is in effect", epoch)
         self._epoch = epoch
         self._slot.set(Gauge.POLICY_ISSUED_S, int(message.issued_at.timestamp()) if message else 0)
 
     async def run(self, queue: Callable[[], Queue | None], stop: Stop) -> None:
-        """Watch the policy bucket until cancelled, once `sampling.replays_per_s` is set.
+        """Watch the policy bucket until cancelled: without a replay budget, too, the monitor may lower the rates.
 
         Parameters
         ----------
         queue
             Returns the connection to NATS, or None while there is none.
         stop
-            Ends the wait for connection and configuration.
+            Ends the wait for a connection.
         """
-        # A new configuration may enable it later.
-        while not self._config.sampling.replays_per_s or (connection := queue()) is None:
+        while (connection := queue()) is None:
             if await stop.wait(_TICK_S):
                 return
         async with aclosing(KeyValue(connection, self._config.stream).watch(POLICY_KEY)) as entries:
@@ -160,8 +174,13 @@ class PolicyWatcher:
 
     def _has_expired(self, now_s: float) -> bool:
         messages = self._policy_history.known
-        sampling = self._config.sampling
-        return bool(messages) and sampling.replays_per_s > 0 and not messages[0].holds(now_s)
+        has_budget = self._config.sampling.replays_per_s > 0
+        return bool(messages) and (has_budget or messages[0].lag_factor < 1) and not messages[0].holds(now_s)
+
+    def _has_caught_up(self) -> bool:
+        """Return whether the rates were only lowered for a while, and the monitor has ended that."""
+        messages = self._policy_history.known
+        return not self._config.sampling.replays_per_s and bool(messages) and messages[0].lag_factor == 1.0
 
     def _refuse(self, refusal: Refusal) -> None:
         self._slot.adjust(POLICY_REFUSALS[refusal])

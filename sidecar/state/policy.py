@@ -28,7 +28,15 @@ from quantdrift.core.sampling.policy_message import (
     encode,
     is_central,
 )
-from quantdrift.core.sampling.rates import EPOCH_S, LEAST_RATIO, LONGEST_VALID_S, digest, policy_at, policy_of
+from quantdrift.core.sampling.rates import (
+    EPOCH_S,
+    LEAST_RATIO,
+    LONGEST_VALID_S,
+    digest,
+    lowered,
+    policy_at,
+    policy_of,
+)
 from quantdrift.sidecar.state.state_file import StateFile
 
 MAX_KNOWN = 16  # policies; an exchange seldom takes longer than one change of policy
@@ -42,8 +50,8 @@ class PolicyHistory:
     Parameters
     ----------
     sampling
-        The configuration's rates. They are in effect without a policy message, and where
-        `replays_per_s` is 0.
+        The configuration's rates. They are in effect without a policy message. Where `replays_per_s` is 0, only a message
+        that lowers all of them by one factor is put into effect, because the shadow does not keep up.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -97,9 +105,9 @@ class PolicyHistory:
     def active(self, now_s: float) -> PolicyMessage | None:
         """Return the policy message in effect at `now_s`, seconds since 1970, or None."""
         current = self._current
-        if current is None or not self._sampling.replays_per_s:
+        if current is None or not current.holds(now_s):
             return None
-        return current if current.holds(now_s) else None
+        return current if self._sampling.replays_per_s or _only_lowers(current, self._sampling) else None
 
     def at(self, now_s: float) -> Policy:
         """Return the policy in effect at `now_s`, seconds since 1970."""
@@ -177,6 +185,14 @@ def check_policy(wire: bytes, sampling: Sampling, now_s: float) -> PolicyMessage
     if not message.holds(now_s):
         raise RefusedError(Refusal.STALE, f"issued at {message.issued_at} for {message.valid_s:g} s")
     return message
+
+
+def _only_lowers(message: PolicyMessage, sampling: Sampling) -> bool:
+    """Return whether a message has the configuration's rates, all times a factor below 1."""
+    if not message.lag_factor < 1:
+        return False
+    own = lowered(policy_of(sampling, message.policy.epoch), message.lag_factor)
+    return message.policy == own
 
 
 def _without_rates(strata: Sequence[HeaderStratum]) -> list[HeaderStratum]:

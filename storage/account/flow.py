@@ -115,7 +115,14 @@ _EXPIRED: Final = text("""
         coalesce(sum(e.n) filter (where b.stored_at >= :begin), 0)::bigint as recent, max(b.stored_at) as at
     from expiry e join batch b on b.id = e.batch_id group by 1
 """)
-_STEPS: Final = (_COMPARED, _UNFOLDED, _FOLDED, _EXPIRED)
+
+# What a person dropped from the stream is counted as expired, too: it left the stream unread.
+_DROPPED: Final = text("""
+    select model, 'dropped' as step, sum((after ->> 'n')::bigint)::bigint as total, max(at) as at,
+        coalesce(sum((after ->> 'n')::bigint) filter (where at >= :begin), 0)::bigint as recent
+    from audit where action = 'stream drop' group by 1
+""")
+_STEPS: Final = (_COMPARED, _UNFOLDED, _FOLDED, _EXPIRED, _DROPPED)
 _UNREFERENCED: Final = text("""
     select distinct v.model, v.candidate_version as version
     from batch b cross join lateral unnest(b.unreferenced) one join model_version v on v.id = one
@@ -206,7 +213,7 @@ _LED: Final = text("""
 """)
 RATE_TIME: Final = timedelta(minutes=2)
 """Time over which it is measured how many exchanges come and leave."""
-_FOLD: Final = text("select folded_at, fold_seq from fold where fold_seq > 0")
+_FOLD: Final = text("select folded_at, fold_seq, lag_factor from fold where fold_seq > 0")
 _OUTBOX: Final = text("""
     select count(*) as n, min(created_at) as since, (array_agg(last_error order by id))[1] as error
     from outbox where sent_at is null
@@ -292,6 +299,8 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
         Lost without a model, by reason: these count for each model that their sidecar captures.
     expired
         Left in the stream for too long.
+    dropped
+        Dropped from the stream by a person before they were read.
     compared
         Replayed, compared and stored.
     unfolded
@@ -329,6 +338,7 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     lost: dict[str, FlowStep] = {}
     nameless: dict[str, FlowStep] = {}
     expired: FlowStep = FlowStep()
+    dropped: FlowStep = FlowStep()
     compared: FlowStep = FlowStep()
     quarantined: dict[str, FlowStep] = {}
     unfolded: FlowStep = FlowStep()
@@ -361,6 +371,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         Sidecars that ever sent counts, and when the newest counts were read; None: none were stored.
     folded_at, is_led
         When the monitor last folded, None: never; and whether a monitor leads now.
+    lag_factor
+        By what the leading monitor multiplies every sampling rate because the shadow does not keep up; 1: it does.
     n_unsent, unsent_since, unsent_error
         Events that wait for the collector.
     accounts
@@ -380,6 +392,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     tallied_at: datetime | None = None
     folded_at: datetime | None = None
     is_led: bool = False
+    lag_factor: float = 1.0
     n_unsent: int = 0
     unsent_since: datetime | None = None
     unsent_error: str = ""
@@ -420,6 +433,7 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
         )
     fold = next(iter(await _rows(connection, _FOLD)), None)
     (outbox,) = await _rows(connection, _OUTBOX)
+    is_led = bool(await connection.scalar(_LED))
     serving: dict[str, dict[str, Serving]] = {}
     for (model, version), beside in (await servings(connection, max_share)).items():
         serving.setdefault(model, {})[version] = beside
@@ -430,7 +444,8 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
         n_sidecars=len({row["source"] for row in totals}),
         tallied_at=max((row["at"] for row in totals), default=None),
         folded_at=fold["folded_at"] if fold else None,
-        is_led=bool(await connection.scalar(_LED)),
+        is_led=is_led,
+        lag_factor=fold["lag_factor"] if fold and is_led else 1.0,
         n_unsent=outbox["n"],
         unsent_since=outbox["since"],
         unsent_error=outbox["error"] or "",
@@ -578,7 +593,8 @@ class _Found:
                 reason: msgspec.structs.replace(step, last=last_nameless if step.recent else None)
                 for reason, step in self._by_reason(name, "nameless ").items()
             },
-            expired=self.step(name, "expired"),
+            expired=self._expired(name),
+            dropped=self.step(name, "dropped"),
             compared=msgspec.structs.replace(
                 compared, total=max(compared.recent, folded.total + unfolded.total)
             ),
@@ -599,6 +615,12 @@ class _Found:
             contradictions=self.contradictions.get(name, ()),
             latency=self.latencies.get(name),
         )
+
+    def _expired(self, name: str) -> FlowStep:
+        """Return what expired: all that left the stream unread, without what a person dropped."""
+        unread, dropped = self.step(name, "expired"), self.step(name, "dropped")
+        recent, total = max(0, unread.recent - dropped.recent), max(0, unread.total - dropped.total)
+        return FlowStep(recent=recent, total=total, last=unread.last if total else None)
 
     def _by_reason(self, model: str, prefix: str) -> dict[str, FlowStep]:
         names = [step for of_model, step in self._steps if of_model == model and step.startswith(prefix)]

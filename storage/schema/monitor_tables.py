@@ -442,6 +442,10 @@ class FoldTable(Base):
     exchange_time: Mapped[Time | None] = mapped_column(
         comment="Running maximum of capture times of exchanges: the clock of the allowance."
     )
+    lag_factor: Mapped[Float] = mapped_column(
+        server_default=text("1"),
+        comment="Factor on every sampling rate because the shadow does not keep up; 1: it does. Of the monitor that leads.",
+    )
 
 
 class LeaderTable(Base):

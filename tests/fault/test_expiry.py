@@ -59,8 +59,8 @@ references = [{{ path = "{reference}", versions = ["int8*"] }}]
 """
 N_BEFORE, N_AWAY = 60, 40
 REASON = (
-    "loss: 40 % of this model's samples of the last hour expired in the stream before they were replayed: the shadow is"
-    " too slow or was away; add workers or raise stream.max_age_s"
+    "loss: 40 % of this model's samples of the last hour left the stream before they were replayed: the shadow is"
+    " too slow or was away, or a person dropped them; add workers or raise stream.max_age_s"
 )
 
 

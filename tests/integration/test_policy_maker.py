@@ -2,9 +2,11 @@
 
 import secrets
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Stream
@@ -18,12 +20,14 @@ from quantdrift.core.sampling.policy_message import (
     decode_policy_summary,
     encode,
 )
+from quantdrift.core.sampling.rates import lowered, policy_of
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.errors import ChangedError
 from quantdrift.core.stream.keyvalue import KeyValue
-from quantdrift.monitor.sampling.demands import lowered
 from quantdrift.monitor.sampling.lag import LOOK_S
+from quantdrift.sidecar.state.counters import POLICY_REFUSALS
 from quantdrift.sidecar.state.policy import check_policy
+from quantdrift.storage.database import Database
 from tests.support.monitor.policy_record import (
     BUDGET_PER_S,
     CONFIG,
@@ -36,6 +40,7 @@ from tests.support.monitor.policy_record import (
     prepare,
     store_and_fold,
 )
+from tests.support.sidecar.policy_path import Pod
 
 pytestmark = pytest.mark.integration
 
@@ -182,6 +187,67 @@ async def test_lag_lowers_every_rate_and_a_new_leader_goes_on_from_there(
     assert seen == sorted(seen)
     assert seen.count(low.lag_factor) >= 19  # five minutes at least
     assert (await bucket.directive()).policy.epoch == full.policy.epoch
+
+
+async def test_without_a_budget_the_configured_rates_are_lowered_while_the_shadow_lags(
+    postgres_dsn: str, stream: Stream, bucket: Bucket, tmp_path: Path
+) -> None:
+    """Nothing is published before, and nothing after it keeps up again; sidecars follow, and people see it."""
+    await prepare(postgres_dsn)
+    await store_and_fold(postgres_dsn, calm())
+    clock, config = ManualClock(after(N_CALM)), on(stream)
+    config = msgspec.structs.replace(
+        config, sampling=msgspec.structs.replace(config.sampling, replays_per_s=0.0)
+    )
+    pod = Pod(tmp_path / "pod", config, clock)
+
+    async def noted() -> float:
+        async with Database(postgres_dsn) as database, database.begin() as connection:
+            return float(await connection.scalar(text("select lag_factor from fold")))
+
+    async with maker(postgres_dsn, config, clock) as made:
+        await made.look()
+        assert await bucket.is_empty()
+        for number in range(60):
+            await bucket.queue.publish_exchange("digits", str(number), bytes(1000))
+        clock.advance(LOOK_S)
+        await made.look()
+        low = await bucket.directive()
+        assert low.lag_factor < 1.0
+        assert low.policy == lowered(policy_of(config.sampling, low.policy.epoch), low.lag_factor)
+        pod.follower.handle_policy(encode(low))
+        assert pod.follows(low)
+        assert await noted() == low.lag_factor
+        await (await bucket.queue.live()).jetstream().purge_stream(stream.name)
+        for _ in range(200):
+            clock.advance(LOOK_S)
+            await made.look()
+        last = await bucket.directive()
+        assert last.lag_factor == await noted() == 1.0
+        pod.follower.handle_policy(encode(last))
+        assert pod.is_local()
+        clock.advance(last.valid_s)
+        await made.look()
+        assert await bucket.directive() == last
+
+
+async def test_a_sidecar_without_a_budget_takes_no_other_policy(
+    postgres_dsn: str, stream: Stream, bucket: Bucket, tmp_path: Path
+) -> None:
+    """What a monitor with a budget makes is neither put into effect nor counted as refused."""
+    await prepare(postgres_dsn)
+    await store_and_fold(postgres_dsn, calm())
+    clock, config = ManualClock(after(N_CALM)), on(stream)
+    async with maker(postgres_dsn, config, clock) as made:
+        await made.look()
+    policy = await bucket.directive()
+    for rate in (config.sampling.rate, 0.0):
+        sampling = msgspec.structs.replace(config.sampling, replays_per_s=0.0, rate=rate)
+        pod = Pod(tmp_path / str(rate), msgspec.structs.replace(config, sampling=sampling), clock)
+        for message in (policy, msgspec.structs.replace(policy, lag_factor=0.5)):
+            pod.follower.handle_policy(encode(message))
+            assert pod.is_local()
+        assert not any(pod.slot.gauge(gauge) for gauge in POLICY_REFUSALS.values())
 
 
 async def test_who_does_not_lead_or_has_no_budget_gives_nothing(

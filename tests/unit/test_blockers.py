@@ -189,8 +189,8 @@ def test_nothing_blocks_where_everything_flows() -> None:
             _late(coming=24.0, leaving=7.0),
             (
                 "6,322 exchanges of `wines` wait in the stream, the oldest for 4 min: 7 a second are compared, 24 a second"
-                " come. They become more, and expire after stream.max_age_s: start more shadow workers, lower sampling.rate,"
-                " or set sampling.replays_per_s, by which the monitor lowers the rates itself"
+                " come. They become more, and expire after stream.max_age_s: start more shadow workers, or lower"
+                " sampling.rate. The monitor lowers all rates itself before they expire. `quantdrift stream drop` drops what waits"
             ),
         ),
         (
@@ -412,3 +412,16 @@ def test_what_a_reader_has_in_hand_does_not_wait() -> None:
 def test_an_age_has_one_unit(seconds: float, text: str) -> None:
     """Two of a unit at least, so that it is never coarser than half."""
     assert ago(timedelta(seconds=seconds)) == text
+
+
+def test_lowered_rates_are_noted_and_told_where_exchanges_wait() -> None:
+    """They block nothing: what is sampled less is no loss."""
+    late = _late(coming=24.0, leaving=7.0)
+    flow = msgspec.structs.replace(late["flow"], lag_factor=0.25)
+    (noted,) = notes(CONFIG, _facts(flow=flow))
+    assert noted == (
+        "the shadow does not keep up, so every sampling rate is multiplied by 0.25 until it does: start more shadow workers,"
+        " or lower sampling.rate"
+    )
+    (blocked,) = blockers(CONFIG, _facts(**late | {"flow": flow}))
+    assert "lowers all rates itself before they expire (now to 0.25 of what is configured)." in blocked

@@ -8,13 +8,13 @@ import pytest
 
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Verdict
 from quantdrift.core.sampling.policy_message import MAX_BYTES, PolicyMessage, encode
+from quantdrift.core.sampling.rates import lowered
 from quantdrift.drift.evidence.margin import EDGES
 from quantdrift.monitor.sampling.demands import (
     POLICY_STRATA,
     draft,
     edges_of,
     header_layout,
-    lowered,
     recent_of,
     summary_of,
     surged,

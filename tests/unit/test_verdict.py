@@ -24,7 +24,7 @@ WELL = SliceStatus(
 DOUBTS: dict[str, dict[str, Any]] = {
     "needs 1 more": {"n_groups": 299},
     "loss": {"counts": RecentCounts(offered=10_000, taken=1000, lost=51)},
-    "loss: 37 % of this model's samples of the last hour expired": {
+    "loss: 37 % of this model's samples of the last hour left the stream": {
         "counts": RecentCounts(offered=10_000, taken=1000, lost=10, expired=370)
     },
     "loss: 100 %": {

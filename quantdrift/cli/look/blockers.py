@@ -15,6 +15,7 @@ from quantdrift.core.process.states import PartState
 from quantdrift.core.records import UNANSWERED, Loss
 from quantdrift.core.sampling.pause import Pause
 from quantdrift.core.tasks import Task
+from quantdrift.facts.words.losses import lowered
 
 if TYPE_CHECKING:
     from quantdrift.core.stream.backlog import Waiting
@@ -155,6 +156,8 @@ def blockers(config: Config, facts: Facts) -> tuple[str, ...]:
 def notes(config: Config, facts: Facts) -> tuple[str, ...]:
     """Return what blocks nothing and should be known: parts that do not answer here, and contradictions."""
     lines = [*_configurations(facts)]
+    if facts.flow is not None and facts.flow.lag_factor < 1:
+        lines.append(lowered(facts.flow.lag_factor))
     lines += [
         f"the {role} does not answer at {facts.ports[role].address} ({role}.admin), and {sign}: it runs elsewhere, or has"
         " another address"
@@ -272,9 +275,14 @@ def _late(facts: Facts) -> Iterator[str]:
         yield f"{text}. None is left in some {ago(left)}; until then verdicts are late"
     else:
         yield (
-            f"{text}. They become more, and expire after stream.max_age_s: start more shadow workers, lower sampling.rate,"
-            " or set sampling.replays_per_s, by which the monitor lowers the rates itself"
+            f"{text}. They become more, and expire after stream.max_age_s: start more shadow workers, or lower sampling.rate. The"
+            f" monitor lowers all rates itself before they expire{_lowered(facts)}. `quantdrift stream drop` drops what waits"
         )
+
+
+def _lowered(facts: Facts) -> str:
+    factor = 1.0 if facts.flow is None else facts.flow.lag_factor
+    return f" (now to {number(factor)} of what is configured)" if factor < 1 else ""
 
 
 def _parts(config: Config, facts: Facts) -> Iterator[str]:
@@ -463,6 +471,7 @@ def _lossy(model: "ModelFlow", facts: Facts) -> Iterator[str]:
             if reason not in UNANSWERED
         },
         "expired in the stream": model.expired.recent,
+        "dropped from the stream": model.dropped.recent,
         "named where it is not configured": model.unknown.recent,
         **{f"quarantined: {reason}": step.recent for reason, step in model.quarantined.items()},
     }

@@ -316,6 +316,7 @@ def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:
                 "n_sidecars",
                 "tallied_at",
                 "folded_at",
+                "lag_factor",
                 "n_unsent",
                 "unsent_since",
             )
@@ -463,6 +464,8 @@ def _lost_rows(model: "ModelFlow", facts: Facts, *, is_configured: bool) -> Iter
         yield _row("named where it was not configured", model.unknown, facts)
     if model.expired.total or model.expired.recent:
         yield _row("lost: expired in the stream", model.expired, facts)
+    if model.dropped.total:
+        yield _row("lost: dropped from the stream", model.dropped, facts)
 
 
 def _what_of(reason: str) -> str:

@@ -48,6 +48,15 @@ def policy_of(sampling: Sampling, epoch: str) -> Policy:
     )
 
 
+def lowered(policy: Policy, factor: float) -> Policy:
+    """Return the policy with every rate times `factor`: inclusion probabilities and their bounds scale alike."""
+    return msgspec.structs.replace(
+        policy,
+        header_strata=tuple(msgspec.structs.replace(s, rate=s.rate * factor) for s in policy.header_strata),
+        body_strata=tuple(msgspec.structs.replace(s, rate=s.rate * factor) for s in policy.body_strata),
+    )
+
+
 def epoch_salt(secret: bytes, epoch: str, phase: int) -> bytes:
     """Return the 16-byte hash key of one sampling phase of an epoch; the hashes of the phases are independent.
 

@@ -1,4 +1,4 @@
-"""The backlog of the exchange stream: exchanges that the shadow has not processed yet, in all and of each model."""
+"""The backlog of the exchange stream: exchanges that the shadow has not processed yet, in all and of each model, and its end."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -98,6 +98,11 @@ class _Consumer(msgspec.Struct, frozen=True):
         return stored if self.num_pending is None else min(stored, self.num_pending + self.num_ack_pending)
 
 
+class _Purged(msgspec.Struct, frozen=True):
+    success: bool = False
+    purged: int = 0
+
+
 class _Info(msgspec.Struct, frozen=True):
     state: _State | None = None
     ts: datetime | None = None
@@ -157,6 +162,24 @@ async def read_waiting(queue: Queue, models: Iterable[str]) -> dict[str, Waiting
             read_at=consumer.delivered.last_active,
         )
     return waiting
+
+
+async def drop_waiting(queue: Queue, model: str) -> int:
+    """Remove every exchange of a model from the stream, and return how many there were. Needs the administrator's rights.
+
+    What a worker has in hand is removed too, and compared all the same.
+
+    Raises
+    ------
+    RetryError
+        The server is unavailable, or does not answer: it does not answer to users without these rights either.
+    """
+    stream = queue.stream_name("exchange")
+    wanted = msgspec.json.encode({"filter": f"{stream}.exchange.{subject_token(model)}"})
+    purged = await _asked(queue, f"STREAM.PURGE.{stream}", wanted, _Purged)
+    if not purged.success:
+        raise RetryError(f"NATS did not drop what waits of model {model} in the stream {stream}")
+    return purged.purged
 
 
 async def are_tallies_read(queue: Queue) -> bool | None:

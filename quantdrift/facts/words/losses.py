@@ -3,6 +3,8 @@
 from types import MappingProxyType
 from typing import Final
 
+from quantdrift.core.notation import number
+
 REASONS: Final = MappingProxyType(
     {
         "held_bytes": "the relay's memory bound was reached",
@@ -23,7 +25,7 @@ REASONS: Final = MappingProxyType(
         "queue_full": "the stream did not keep up",
         "stream_full": "the stream was full",
         "publish": "the stream could not be reached",
-        "expired": "expired in the stream before it was replayed: the shadow was too slow or not running",
+        "expired": "left the stream before it was replayed: the shadow was too slow or not running, or a person dropped it",
         "capture_error": "an error of quantdrift itself",
         "process_ended": "a process of the sidecar was killed, or crashed, while it had them",
         "metadata": "its tensors are not described: describe them in the configuration",
@@ -41,3 +43,11 @@ REASONS: Final = MappingProxyType(
         "poison": "delivered too many times without being finished",
     }
 )
+
+
+def lowered(factor: float) -> str:
+    """Return that the sampling rates are lowered because the shadow does not keep up, and what to do."""
+    return (
+        f"the shadow does not keep up, so every sampling rate is multiplied by {number(factor)} until it does: start more shadow"
+        " workers, or lower sampling.rate"
+    )

@@ -76,8 +76,8 @@ def unaccounted(n: int) -> str:
 def expired(share: float) -> str:
     """Return that samples left the stream before they were replayed."""
     return (
-        f"loss: {_share(share)} expired in the stream before they were replayed: the shadow is too slow or was away; add workers or"
-        " raise stream.max_age_s"
+        f"loss: {_share(share)} left the stream before they were replayed: the shadow is too slow or was away, or a person dropped them;"
+        " add workers or raise stream.max_age_s"
     )
 
 

@@ -137,15 +137,6 @@ def edges_of(margin: FloatArray, weight: FloatArray) -> tuple[float, ...]:
     return tuple(sorted(below - {0.0}))
 
 
-def lowered(policy: Policy, factor: float) -> Policy:
-    """Return the policy with every rate times `factor`: inclusion probabilities and their bounds scale alike."""
-    return msgspec.structs.replace(
-        policy,
-        header_strata=tuple(msgspec.structs.replace(s, rate=s.rate * factor) for s in policy.header_strata),
-        body_strata=tuple(msgspec.structs.replace(s, rate=s.rate * factor) for s in policy.body_strata),
-    )
-
-
 def summary_of(
     policy_draft: PolicyDraft, *, epoch: str, made_at: datetime, budget_per_s: float
 ) -> PolicySummary:

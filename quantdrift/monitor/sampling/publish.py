@@ -1,7 +1,8 @@
 """The sampling policy: the leading monitor computes it, lowers it when the shadow lags, and publishes it.
 
 A policy is computed every `POLICY_S`, and sooner when the evidence against a slice has surged; the lag is checked
-every 15 seconds. A policy message is published when its rates have changed, and again when half of its validity is over:
+every 15 seconds. Without a replay budget (`sampling.replays_per_s` 0) the policy is the configured rates, and it is published
+only while these must be lowered: else the sidecars know them themselves. A policy message is published when its rates have changed, and again when half of its validity is over:
 sidecars drop a policy that is not renewed. The salt changes with the epoch, which the sidecars put before its name, so a
 new day needs no new message.
 """
@@ -28,7 +29,7 @@ from quantdrift.core.sampling.policy_message import (
     encode,
     name_of,
 )
-from quantdrift.core.sampling.rates import POLICY_S, POLICY_VALID_S
+from quantdrift.core.sampling.rates import POLICY_S, POLICY_VALID_S, lowered, policy_of
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.errors import ChangedError
@@ -43,10 +44,10 @@ from quantdrift.core.telemetry import (
     Labels,
     Telemetry,
 )
-from quantdrift.monitor.sampling.demands import draft, lowered, summary_of, surged
+from quantdrift.monitor.sampling.demands import draft, summary_of, surged
 from quantdrift.monitor.sampling.lag import LOOK_S, Lag, Limits, advance, lag_of
 from quantdrift.storage.database import Database
-from quantdrift.storage.sampling import read_evidence, read_traffic, replayed_per_s
+from quantdrift.storage.sampling import note_lag, read_evidence, read_traffic, replayed_per_s
 
 _SOONER = 0.2  # of POLICY_S: the shortest time to the next policy after a surge
 _WINDOW_S = 3600.0  # age up to which items count as recent
@@ -59,7 +60,7 @@ class PolicyMaker:
     Parameters
     ----------
     config
-        With `sampling.replays_per_s` 0 nothing is published.
+        With `sampling.replays_per_s` 0 its rates are published, lowered, while the shadow lags.
     leads
         Returns whether this process leads.
     look_s
@@ -93,6 +94,7 @@ class PolicyMaker:
         self._published_message: PolicyMessage | None = None
         self._revisions: dict[str, int] = {}  # of what is in the bucket, as far as this monitor knows
         self._lag: Lag | None = None
+        self._noted_factor: float | None = None  # as the database has it
         self._measured: float | None = None
         self._published = telemetry.counter(POLICY_PUBLISHED)
         telemetry.observe(LAG_FACTOR, lambda: self._shown(self._lag.factor if self._lag else None))
@@ -110,12 +112,9 @@ class PolicyMaker:
         OperatorError
             This program cannot read a detector state in the database.
         """
-        sampling = self._config.sampling
-        if not sampling.replays_per_s:
-            await self._stop.wait()
-            return
         if not self._leads():
             self._lag = self._published_message = self._policy = self._summary = self._made_at = None
+            self._noted_factor = None
             await self._stop.wait(TURN_S)
             return
         await self.look()
@@ -131,11 +130,19 @@ class PolicyMaker:
         before, self._lag = self._lag, advance(self._lag, backlog, self._limits, self._clock.monotonic_s())
         if self._lag.steps != before.steps:
             _LOG.warning(
-                "the stream is at %.0f %% of its limits: every sampling rate is now multiplied by %g",
+                "the stream is at %.0f %% of its limits: every sampling rate is now multiplied by %g%s",
                 100 * self._lag.load,
                 self._lag.factor,
+                ""
+                if self._lag.steps < before.steps
+                else "; start more shadow workers, or lower sampling.rate",
             )
-        await self._compute()
+        if self._lag.factor != self._noted_factor and await note_lag(self._database, self._lag.factor):
+            self._noted_factor = self._lag.factor
+        if self._config.sampling.replays_per_s:
+            await self._compute()
+        else:
+            self._policy, self._summary = policy_of(self._config.sampling, ""), None
         await self._publish(bucket, self._lag.factor)
 
     async def close(self) -> None:
@@ -206,6 +213,9 @@ class PolicyMaker:
     async def _publish(self, bucket: KeyValue, factor: float) -> None:
         """Publish the policy message, if it has changed or has to be renewed."""
         if self._policy is None:
+            return
+        before = 1.0 if self._published_message is None else self._published_message.lag_factor
+        if not self._config.sampling.replays_per_s and factor == before == 1.0:
             return
         now = self._clock.now()
         policy = lowered(self._policy, factor)
