@@ -48,6 +48,7 @@ _COMMANDS: Final = {
     "keys": ("admin.keys:keys", "Create and rotate key files; no command prints a key."),
     "audit": ("admin.audit:audit", "Show who changed what, and check that nothing was removed."),
     "privacy": ("admin.privacy:privacy", "Find and erase what is stored of a person or an exchange."),
+    "uninstall": ("admin.uninstall:uninstall", "Remove what `quantdrift up` keeps on this host."),
 }
 """By name, in the order of the help: where it is, and what it does in a line."""
 _TITLES: Final = {

@@ -1,21 +1,44 @@
 """Terminal output: progress, tables, and the summary of a configuration."""
 
+import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import click
 
 from quantdrift.cli.config_summary import Explanation
 from quantdrift.cli.options import WITHOUT_MODELS
+from quantdrift.core.records import Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.core.text import columns
+from quantdrift.facts.status import STATUSES
 
 if TYPE_CHECKING:
     from click._termui_impl import ProgressBar
 
     from quantdrift.release.progress import Progress
+
+
+_COLOURS: Final = {
+    Verdict.FIRING: "red",
+    Verdict.WARNING: "yellow",
+    Verdict.UNKNOWN: "bright_black",
+    Verdict.OK: "cyan",
+}
+_COLOUR_OF: Final = {status.words: _COLOURS[status.verdict] for status in STATUSES}
+_VERDICT: Final = re.compile(
+    rf"(?m)(?:(?<=  )|(?<=\d )|^)({'|'.join(status.words for status in STATUSES)})(?=  |, | \(| on |$)"
+)
+
+
+def show(text: str) -> None:
+    """Print a text with verdicts in colour: on a terminal, unless NO_COLOR is set."""
+    if not os.environ.get("NO_COLOR"):
+        text = _VERDICT.sub(lambda match: click.style(match[1], fg=_COLOUR_OF[match[1]]), text)
+    click.echo(text)
 
 
 class Steps:

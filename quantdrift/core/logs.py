@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import sys
 import traceback
 from datetime import UTC, datetime
@@ -13,8 +14,10 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.output import background
 from quantdrift.core.text import plain_lines
 
-MOST: Final = 20  # warnings of one kind
+MOST: Final = 20  # different warnings of one line of code
 WINDOW_S: Final = 60.0
+_MOST_KEPT: Final = 1_000
+_NUMBER: Final = re.compile(r"\d+(?:[.,]\d+)*")
 _MODEL: Final = "quantdrift_model"
 
 
@@ -67,30 +70,53 @@ class JsonFormatter(_Formatter):
 
 
 class Sparse(logging.Filter):
-    """Rate limit: at most 20 warnings and errors per minute from the same line of code.
+    """Rate limit: the same warning or error once a minute, and at most 20 different ones from one line of code.
 
-    A fault of one sidecar repeats with each of its exchanges; thousands of equal lines would hide all others. The last
-    line that passes says that more are left out, and the first one of the next minute says how many were.
+    A fault of one sidecar repeats with each of its exchanges; thousands of equal lines would hide all others. Two are the same
+    if they differ in numbers alone. What passes after some that were left out says how many these were. Once the same module has
+    said something else at level INFO, such as that a part works again, the next warning is news.
     """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self._clock = clock
-        self._seen: dict[tuple[str, int], tuple[float, int]] = {}
+        self._said: dict[
+            str, dict[tuple[int, str], tuple[float, int]]
+        ] = {}  # since when, how many were left out
+        self._lines: dict[tuple[str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to show a record."""
         if record.levelno < logging.WARNING:
+            if record.levelno == logging.INFO:
+                self._said.pop(record.pathname, None)
             return True
-        source_line, now_s = (record.pathname, record.lineno), self._clock.monotonic_s()
-        begun_s, n_before = self._seen.get(source_line, (now_s, 0))
+        now_s, said = self._clock.monotonic_s(), self._said.setdefault(record.pathname, {})
+        text = (record.lineno, _NUMBER.sub("0", record.getMessage()))
+        begun_s, n_left_out = said.get(text, (now_s - WINDOW_S, 0))
+        if now_s - begun_s < WINDOW_S:
+            said[text] = (begun_s, n_left_out + 1)
+            return False
+        if not self._is_within(record, now_s):
+            return False
+        if n_left_out:
+            _add(record, f"{n_left_out} more like this one were left out before it")
+        if len(said) >= _MOST_KEPT:
+            said.clear()
+        said[text] = (now_s, 0)
+        return True
+
+    def _is_within(self, record: logging.LogRecord, now_s: float) -> bool:
+        """Return whether a line of code has not yet shown too many different records."""
+        source_line = (record.pathname, record.lineno)
+        begun_s, n_before = self._lines.get(source_line, (now_s, 0))
         if now_s - begun_s >= WINDOW_S:
             if n_before > MOST:
-                _add(record, f"{n_before - MOST} more like this one were left out before it")
+                _add(record, f"{n_before - MOST} others of its kind were left out before it")
             begun_s, n_before = now_s, 0
-        self._seen[source_line] = (begun_s, n_before + 1)
+        self._lines[source_line] = (begun_s, n_before + 1)
         if n_before == MOST - 1:
-            _add(record, f"more like this one are left out for {WINDOW_S:g} s")
+            _add(record, f"others of its kind are left out for {WINDOW_S:g} s")
         return n_before < MOST
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import listed
 from quantdrift.core.text import Table
 from quantdrift.facts.words.comparison import MOST_ROWS, comparison_text
 from quantdrift.release.blocking import wait_for
@@ -19,6 +20,10 @@ from quantdrift.report.figures import VersionComparison
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.estimates import STATEMENT_S
 from quantdrift.storage.snapshot import reading
+from quantdrift.storage.versions import versions_now
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 Time: TypeAlias = datetime | date | str
 """A time or a day; as a text `2026-11-11` or `2026-11-11T08:00`."""
@@ -79,7 +84,8 @@ def compare(
     Parameters
     ----------
     old, new
-        Two versions; or two periods of one version; or, with `with_model`, `new` alone may be a period.
+        Two versions; or two periods of one version; or, with `with_model`, `new` alone may be a period. Without any of them: the version
+        that was seen last, and the one that was seen last before it.
     config, data
         The configuration file, and the data directory of a running `quantdrift up`, whose Postgres is used.
     model, version
@@ -106,7 +112,8 @@ def compare(
     after = None if new is None or isinstance(new, str) else _span("--from", "--to", new, zone)
     if with_model and (not model or old is not None or isinstance(new, str)):
         raise OperatorError("--with-model needs --model, and times for --from and --to if there are any")
-    is_of_versions = isinstance(old, str) and isinstance(new, str) and bool(old and new)
+    are_newest = not (old or new or with_model)
+    is_of_versions = are_newest or (isinstance(old, str) and isinstance(new, str) and bool(old and new))
     if not with_model and not is_of_versions and (before is None or after is None):
         raise OperatorError(
             "give two versions (--from OLD --to NEW), two periods (--old-from, --old-to, --from, --to), or two models"
@@ -129,13 +136,36 @@ def compare(
                 return await compare_periods(
                     connection, options, old=before, new=after, model=model, version=version, not_in=left_out
                 )
-            assert isinstance(old, str)
-            assert isinstance(new, str)
+            two = await _newest(connection, model) if are_newest else (model, old, new)
             return await compare_versions(
-                connection, options, old=old, new=new, model=model, days=days, within=Sides(not_in=left_out)
+                connection,
+                options,
+                model=two[0],
+                old=str(two[1]),
+                new=str(two[2]),
+                days=days,
+                within=Sides(not_in=left_out),
             )
 
     return CompareResult(comparison=wait_for(ask()))
+
+
+async def _newest(connection: "AsyncConnection", model: str) -> tuple[str, str, str]:
+    """Return the model, and the two of its versions that were seen last, the older one first."""
+    seen: dict[str, list[str]] = {}
+    for version in await versions_now(connection):
+        names = seen.setdefault(version.model, [])
+        if version.last_at is not None and version.version not in names and model in {"", version.model}:
+            names.append(version.version)
+    pairs = [(name, names[1], names[0]) for name, names in seen.items() if len(names) > 1]
+    if len(pairs) == 1:
+        return pairs[0]
+    if pairs:
+        raise OperatorError(f"{listed([pair[0] for pair in pairs])} have several versions: give --model")
+    raise OperatorError(
+        "there are no two versions to compare yet: give two periods (--old-from, --old-to, --from, --to), or two models"
+        " (--model, --with-model)"
+    )
 
 
 def _zone(name: str) -> ZoneInfo:

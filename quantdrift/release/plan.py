@@ -77,15 +77,15 @@ def plan(
     Parameters
     ----------
     config, data
-        The configuration file, and the data directory of a running `quantdrift up`, whose Postgres is used with `from_record`.
+        The configuration file, and the data directory of a running `quantdrift up`, whose Postgres is used without `rps`.
     model
         The model; empty: the only one.
     rps
-        Requests per second of the model, in the whole fleet.
+        Requests per second of the model, in the whole fleet; None: the traffic is read from the database.
     slices, strata
         Share of the requests of each, in [0, 1], by name.
     from_record
-        Read traffic and shares of the last `days` from the database.
+        Read traffic and shares of the last `days` from the database, as without `rps`.
     replays_per_s
         Replays that the shadow can do; or `replay_ms` and `gpu_share`, the time of one and the GPUs for them.
     allocate
@@ -113,8 +113,12 @@ def plan(
         replays_per_s = 1000 * gpu_share / replay_ms
     if allocate and replays_per_s is None:
         raise OperatorError("--allocate needs a budget: give --replays-per-s or --gpu-share")
-    if from_record is (rps is not None):
-        raise OperatorError("give the traffic: --rps with --slice, or --from-record")
+    if rps is not None and from_record:
+        raise OperatorError(
+            "give the traffic by --rps with --slice, or let it be read --from-record: not both"
+        )
+    if rps is None and (slices or strata):
+        raise OperatorError("--slice and --stratum need --rps")
     setting, watch = Setting.of(config, data), Watch(progress)
     options = setting.config()
     name = _model(options, model)

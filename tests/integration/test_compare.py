@@ -223,6 +223,7 @@ async def test_the_command_prints_the_worst_first_and_all_figures_as_json(
         return done.stdout
 
     text = await asyncio.to_thread(typed, "compare", "--from", OLD, "--to", NEW)
+    assert await asyncio.to_thread(typed, "compare") == text, "the two versions that were seen last"
     assert text.startswith(
         f"digits {NEW} is worse than {OLD} in 1 of 4 slices: scanner=archive, and better in 1."
     )

@@ -138,7 +138,7 @@ def test_an_error_has_the_sentence_that_the_command_prints(directory: Path) -> N
         (lambda: quantdrift.gate("good.onnx", inputs="rec.npz", config="no.toml"), "no.toml"),
         (lambda: quantdrift.compare("int8-1"), "give two versions"),
         (lambda: quantdrift.compare("a", "b", timezone="Mars"), "--timezone `Mars` is not a time zone"),
-        (quantdrift.plan, "give the traffic"),
+        (lambda: quantdrift.plan(rps=1, from_record=True), "give the traffic by --rps"),
         (lambda: quantdrift.plan(rps=1, slices={"scanner=office": 1.5}), "1.5 is not a share from 0 to 1"),
         (lambda: quantdrift.connect("mysql://somewhere"), "postgresql://"),
     ],

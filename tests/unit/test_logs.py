@@ -52,24 +52,49 @@ def flood(logger: logging.Logger, n: int, level: int = logging.WARNING) -> None:
         logger.log(level, "exchange %d says nothing", number)
 
 
-def test_a_flood_of_the_same_warning_is_thinned_and_counted(
+def test_the_same_warning_is_said_once_a_minute_and_counted(
     log: tuple[logging.Logger, list[str]], clock: ManualClock
 ) -> None:
-    """The first ones tell what is wrong, the last that more are left out, and the next minute how many."""
+    """The important line stays in sight: what differs in numbers alone is the same, and is told with its count a minute later."""
     logger, said = log
     flood(logger, 1000)
     logger.error("something else")
-    assert len(said) == MOST + 1
-    assert said[0] == "exchange 0 says nothing"
-    assert said[MOST - 1].endswith("says nothing (more like this one are left out for 60 s)")
-    assert said[MOST] == "something else"
+    assert said == ["exchange 0 says nothing", "something else"]
     clock.advance(WINDOW_S)
     flood(logger, 2)
-    left_out = 1000 - MOST
-    assert said[MOST + 1 :] == [
-        f"exchange 0 says nothing ({left_out} more like this one were left out before it)",
-        "exchange 1 says nothing",
-    ]
+    assert said[2:] == ["exchange 0 says nothing (999 more like this one were left out before it)"]
+    clock.advance(WINDOW_S)
+    flood(logger, 1)
+    assert said[3:] == ["exchange 0 says nothing (1 more like this one were left out before it)"]
+
+
+def test_a_relapse_is_news(log: tuple[logging.Logger, list[str]]) -> None:
+    """After the same module has said that a part works again, its next failure is said at once."""
+    logger, said = log
+    for _ in range(2):
+        flood(logger, 3)
+        logger.info("it works again")
+    assert said == 2 * ["exchange 0 says nothing", "it works again"]
+
+
+def test_a_flood_of_different_warnings_of_one_line_is_thinned_and_counted(
+    log: tuple[logging.Logger, list[str]], clock: ManualClock
+) -> None:
+    """Names of clients may be many: the last of a minute says that others are left out, the next minute how many."""
+    logger, said = log
+
+    def name(n: int) -> None:
+        for number in range(n):
+            logger.warning("saw model %s", chr(0x4E00 + number))
+
+    name(1000)
+    logger.error("something else")
+    assert len(said) == MOST + 1
+    assert said[MOST - 1].endswith("(others of its kind are left out for 60 s)")
+    assert said[MOST] == "something else"
+    clock.advance(WINDOW_S)
+    name(1)
+    assert said[MOST + 1 :] == [f"saw model 一 ({1000 - MOST} others of its kind were left out before it)"]
 
 
 def test_what_is_no_warning_is_not_thinned(log: tuple[logging.Logger, list[str]]) -> None:
@@ -79,15 +104,16 @@ def test_what_is_no_warning_is_not_thinned(log: tuple[logging.Logger, list[str]]
     assert len(said) == 1000
 
 
-def test_a_few_warnings_in_a_minute_are_all_said(
+def test_what_comes_now_and_then_is_said_each_time(
     log: tuple[logging.Logger, list[str]], clock: ManualClock
 ) -> None:
-    """Now and then is no flood, however long it goes on."""
+    """Once a minute is no flood, however long it goes on; different warnings do not hide each other."""
     logger, said = log
     for _ in range(100):
-        flood(logger, 5)
-        clock.advance(WINDOW_S / 3)
-    assert len(said) == 500
+        flood(logger, 1)
+        logger.warning("another one")
+        clock.advance(WINDOW_S)
+    assert len(said) == 200
     assert not any("left out" in line for line in said)
 
 

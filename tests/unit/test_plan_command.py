@@ -125,8 +125,9 @@ def test_machines_read_json_and_slices_may_be_crossed(config: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give the traffic: --rps with --slice, or --from-record"),
-        (("--rps", "1", "--from-record"), "give the traffic"),
+        ((), "QUANTDRIFT_DSN"),
+        (("--slice", "scanner=faint=1%"), "--slice and --stratum need --rps"),
+        (("--rps", "1", "--from-record"), "give the traffic by --rps"),
         (("--rps", "1", "--model", "digit"), "did you mean `digits`"),
         (("--rps", "1", "--slice", "scaner=faint=1%"), "no slice `scaner=faint`"),
         (("--rps", "1", "--slice", "contrast<0.5=1%"), "did you mean `contrast<0.05`"),

@@ -34,7 +34,11 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     multiple=True,
     help="Share of the requests in a header stratum whose condition is not a slice; may be repeated.",
 )
-@click.option("--from-record", is_flag=True, help="Read traffic and shares from the database.")
+@click.option(
+    "--from-record",
+    is_flag=True,
+    help="Read traffic and shares from the database.  [default: without --rps]",
+)
 @click.option("--days", type=_POSITIVE, default=7.0, show_default=True, help="Days of the database to read.")
 @click.option("--replays-per-s", type=_POSITIVE, help="Replays per second that the shadow can do.")
 @click.option(
@@ -76,16 +80,17 @@ def plan(
     """Predict detection delays and replay rates per slice before a deployment.
 
     The command simulates the real detector with its production threshold. It shows how many samples and how much time
-    a shift of the share of changed answers needs to page, which slices get too few samples, and which rate they would need. It needs
-    a database only with --from-record.
+    a shift of the share of changed answers needs to page, which slices get too few samples, and which rate they would need. Without
+    --rps it plans for the traffic in the database.
 
     \b
     Examples:
+      quantdrift plan
       quantdrift plan --rps 300 --slice scanner=faint=0.5% --slice scanner=clear=20%
       quantdrift plan --rps 300 --slice scanner=faint=0.5% --gpu-ms-per-replay 8 --gpu-share 0.1 --allocate
-      quantdrift plan --from-record --days 14
+      quantdrift plan --days 14
     """
-    if options["from_record"]:
+    if options["rps"] is None:
         set_up_logs(load(config_path))
     with ProgressLine(quiet=as_json) as progress:
         result = quantdrift.plan(

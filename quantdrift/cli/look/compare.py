@@ -119,12 +119,15 @@ def compare(
 ) -> None:
     """Compare two versions, two periods or two models, slice by slice, worst first.
 
+    Without any option the version that was seen last is compared with the one that was seen last before it.
+
     A difference is new minus old, with a 95 % interval for one look in which the answers to one person count as correlated. A
     slice is called worse or better where that allows for the number of slices (Holm): if nothing differs, a comparison names any
     slice with a probability of at most 5 %.
 
     \b
     Examples:
+      quantdrift compare
       quantdrift compare --from int8-1 --to int8-2
       quantdrift compare --from int8-1 --to int8-2 --not-in 2026-11-11 --timezone Europe/Berlin
       quantdrift compare --model digits --old-from 2026-11-02 --old-to 2026-11-09 --from 2026-11-09 --to 2026-11-16

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.cli.output import Steps
+from quantdrift.cli.output import Steps, show
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import columns
@@ -93,7 +93,7 @@ def report(
     if as_json:
         emit(figures)
     else:
-        click.echo(summary(figures) + (f"\npdf: {printed}" if printed else ""))
+        show(summary(figures) + (f"\npdf: {printed}" if printed else ""))
 
 
 def summary(figures: "ReportFigures") -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, LazyGroup, emit, prepare
-from quantdrift.cli.output import Steps
+from quantdrift.cli.output import Steps, show
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import count_of, number
@@ -77,7 +77,7 @@ def slices_list(config_path: Path, data: Path | None, model: str, everything: bo
     if as_json:
         emit({"slices": listed, "n_left_out": left_out})
         return
-    click.echo(_table(listed, model))
+    show(_table(listed, model))
     if left_out:
         click.echo(f"{left_out} more are expired, retired or lapsed; --all shows them")
 

@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from quantdrift.cli.look.blockers import Facts, Port, ago, blockers, models_of, nameless, notes
 from quantdrift.cli.look.guide import Expected, expected, expected_lines, guide, steps
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, set_up_logs, span_of
+from quantdrift.cli.output import show
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import Role
 from quantdrift.core.config.schema import Budget, Config
@@ -126,7 +127,7 @@ def status(
             emit(_as_json(config, facts, blocking))
         else:
             text = shown(config, facts, blocking)
-            click.echo(f"\x1b[H\x1b[2J{text}" if watch and sys.stdout.isatty() else text)
+            show(f"\x1b[H\x1b[2J{text}" if watch and sys.stdout.isatty() else text)
         if not watch:
             context.exit(1 if blocking else 0)
         time.sleep(_WATCH_S)

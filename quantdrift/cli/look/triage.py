@@ -8,6 +8,7 @@ import click
 
 from quantdrift.cli.look.alerts import replaced_lines
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.output import show
 from quantdrift.core.config.load import Role
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
@@ -89,7 +90,7 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
         click.echo("No slice is watched yet: no exchange has been compared.")
         return
     if entries:
-        click.echo(_table(entries))
+        show(_table(entries))
         click.echo(
             f"\n{len(entries)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be false."
         )

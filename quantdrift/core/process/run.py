@@ -89,7 +89,11 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
         def on_signal(number: int) -> None:
             if stop.is_set():
                 exit_at_once(128 + number)
-            _LOG.info("%s received: finishing", signal.Signals(number).name)
+            _LOG.info(
+                "%s received: stopping, which may take %g s; a second signal ends it at once",
+                signal.Signals(number).name,
+                grace_s,
+            )
             stop.set()
             loop.call_later(grace_s, _give_up, grace_s)
 
