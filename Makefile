@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-release coverage lint format docs bench images locks release clean
+.PHONY: help setup demo check test test-release coverage lint format docs docs-site bench images locks release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -22,7 +22,7 @@ setup: $(STAMP) ## Create .venv and install everything into it; TORCH_INDEX=URL 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -n "$(TORCH_INDEX)" || command -v nvidia-smi >/dev/null || \
-	  echo 'No GPU here. `make setup TORCH_INDEX=URL` avoids 3 GB of CUDA libraries: see README.md, "Without a GPU".'
+	  echo 'No GPU here. `make setup TORCH_INDEX=URL` avoids 3 GB of CUDA libraries: see docs/how-to/install.md.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[dev]'
 	$(BIN)/python -c 'from quantdrift.drift.detectors.protocol import compile_all; compile_all()'
@@ -67,6 +67,9 @@ format: setup ## Format the code and fix what can be fixed automatically
 
 docs: setup ## Regenerate the generated pages of docs/reference
 	$(BIN)/python -m docs.generate
+
+docs-site: setup ## Build the pages as a site with a search, in out/site
+	$(BIN)/python -m docs.site
 
 bench: setup ## Run every benchmark in its quick form
 	$(BIN)/python -m benchmarks --quick

@@ -1,0 +1,187 @@
+"""Build the pages as a site with a search: `python -m docs.site`, or `make docs-site`.
+
+`docs/README.md` is the one index: its sections are the doors of the navigation, and a page that it does not link is an error, except
+those of the folders in `_LISTED`. Pages outside of `docs` that it links come along. Links are followed from file to file, as in a
+checkout; a link to a file that is no page becomes its name.
+"""
+
+import argparse
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+INDEX: Final = "docs/README.md"
+_LISTED: Final = {"docs/decisions": "Decisions", "docs/runbooks": "Runbooks"}
+"""Folders with an index of their own, by their title: each of their pages is in the navigation."""
+_OUTSIDE: Final = "more"  # where pages from outside of `docs` are
+_LINK: Final = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
+_CODE: Final = re.compile(r"(^ *(?:```|~~~).*?^ *(?:```|~~~) *$)", re.MULTILINE | re.DOTALL)
+_THEME: Final = {
+    "name": "material",
+    "font": False,  # nothing is loaded from elsewhere
+    "features": [
+        "navigation.tabs",
+        "navigation.indexes",
+        "navigation.top",
+        "search.suggest",
+        "content.code.copy",
+        "toc.follow",
+    ],
+    "palette": [
+        {"media": "(prefers-color-scheme: light)", "scheme": "default", "primary": "teal"},
+        {"media": "(prefers-color-scheme: dark)", "scheme": "slate", "primary": "teal"},
+    ],
+}
+
+
+def pages() -> dict[str, str]:
+    """Return the path of each page in the site by its path in the repository."""
+    inside = {path: path.removeprefix("docs/") for path in _markdown(ROOT / "docs")}
+    linked = {target for path in inside for target in _targets(path) if target.endswith(".md")}
+    outside = {path: f"{_OUTSIDE}/{path}" for path in sorted(linked - {*inside})}
+    return inside | outside
+
+
+def navigation(known: dict[str, str]) -> list[Any]:
+    """Return the navigation: the sections of the index with their pages, and the folders that have an index of their own.
+
+    Raises
+    ------
+    ValueError
+        A page of `docs` is nowhere.
+    """
+    sections: list[Any] = [known[INDEX]]
+    seen = {INDEX}
+    for part in (ROOT / INDEX).read_text(encoding="utf-8").split("\n## ")[1:]:
+        title, _, text = part.partition("\n")
+        own = [
+            target
+            for target in dict.fromkeys(_resolved(INDEX, link) for _, link in _LINK.findall(text))
+            if target in known and target not in seen and str(PurePosixPath(target).parent) not in _LISTED
+        ]
+        seen.update(own)
+        sections.append({title: [known[path] for path in own]})
+    for folder, title in _LISTED.items():
+        own = sorted(
+            (path for path in known if path.startswith(f"{folder}/")),
+            key=lambda path: (not path.endswith("README.md"), path),
+        )
+        seen.update(own)
+        sections.append({title: [known[path] for path in own]})
+    if lost := sorted(path for path in known if path.startswith("docs/") and path not in seen):
+        raise ValueError(f"{INDEX} links none of {', '.join(lost)}: put each behind the door of its reader")
+    rest = [known[path] for path in known if path not in seen]
+    return [*sections, *([{"More": rest}] if rest else [])]
+
+
+def page(path: str, known: dict[str, str]) -> str:
+    """Return the text of a page with its links as they are in the site."""
+    parts = _CODE.split((ROOT / path).read_text(encoding="utf-8"))
+    parts[::2] = [_LINK.sub(lambda link: _rewritten(path, link, known), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def build(out: Path) -> None:
+    """Build the site into a folder; a link that leads nowhere, or a page that is in no menu, is an error.
+
+    Raises
+    ------
+    SystemExit
+        There is one, and a warning names it.
+    """
+    from mkdocs.commands.build import build as make  # noqa: PLC0415 - not installed where nobody builds the site
+    from mkdocs.config import load_config  # noqa: PLC0415
+
+    known = pages()
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "docs"
+        for path, target in known.items():
+            (source / target).parent.mkdir(parents=True, exist_ok=True)
+            (source / target).write_text(page(path, known), encoding="utf-8")
+        for picture in {target for path in known for target in _targets(path) if _is_picture(target)}:
+            target_path = source / _place(picture, known)
+            target_path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / picture, target_path)
+        (Path(folder) / "mkdocs.yml").write_text("", encoding="utf-8")
+        make(load_config(str(Path(folder) / "mkdocs.yml"), **_config(source, out, navigation(known))))
+
+
+def _config(source: Path, out: Path, nav: list[Any]) -> dict[str, Any]:
+    from pymdownx.slugs import slugify  # noqa: PLC0415
+
+    return {
+        "site_name": "quantdrift",
+        "docs_dir": str(source),
+        "site_dir": str(out.resolve()),
+        "strict": True,
+        "use_directory_urls": False,  # it can be read from a disk
+        "nav": nav,
+        "theme": _THEME,
+        "plugins": ["search"],
+        "markdown_extensions": [
+            "tables",
+            "attr_list",
+            "pymdownx.superfences",
+            "pymdownx.highlight",
+            # As in a checkout: links to headings are written for its way to name them.
+            {"toc": {"slugify": slugify(case="lower"), "permalink": True, "toc_depth": 3}},
+        ],
+        "validation": {
+            "nav": {"omitted_files": "warn", "not_found": "warn"},
+            "links": {"not_found": "warn", "anchors": "warn", "unrecognized_links": "warn"},
+        },
+    }
+
+
+def _markdown(folder: Path) -> list[str]:
+    return sorted(path.relative_to(ROOT).as_posix() for path in folder.rglob("*.md"))
+
+
+def _targets(path: str) -> Iterator[str]:
+    """Yield the files that a page links, by their paths in the repository."""
+    text = "".join(_CODE.split((ROOT / path).read_text(encoding="utf-8"))[::2])
+    for _, link in _LINK.findall(text):
+        target = _resolved(path, link)
+        if target and (ROOT / target).is_file():
+            yield target
+
+
+def _resolved(path: str, link: str) -> str:
+    """Return the path in the repository that a link of a page leads to; empty: it leads out of it."""
+    target = link.partition("#")[0]
+    if "://" in link or link.startswith("mailto:"):
+        return ""
+    return path if not target else ((ROOT / path).parent / target).resolve().relative_to(ROOT).as_posix()
+
+
+def _rewritten(path: str, link: re.Match[str], known: dict[str, str]) -> str:
+    words, target = link[1], _resolved(path, link[2])
+    if not target or not (ROOT / target).exists():
+        return link[0]
+    if not (target in known or _is_picture(target)):
+        return words.removeprefix("!")[1:-1]  # no page: its words alone
+    mark = link[2].partition("#")[2]
+    up = "../" * _place(path, known).count("/")
+    return f"{words}({up}{_place(target, known)}{f'#{mark}' if mark else ''})"
+
+
+def _place(path: str, known: dict[str, str]) -> str:
+    return known.get(path) or (
+        path.removeprefix("docs/") if path.startswith("docs/") else f"{_OUTSIDE}/{path}"
+    )
+
+
+def _is_picture(path: str) -> bool:
+    return PurePosixPath(path).suffix in {".png", ".svg"}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "site", help="Folder to build into.")
+    logging.basicConfig(format="%(message)s")
+    build(parser.parse_args().out)
