@@ -4,6 +4,8 @@ It connects to the intake, sends exchanges and counts, and receives the rates.
 """
 
 import contextlib
+import logging
+import math
 import queue
 import select
 import socket
@@ -24,9 +26,11 @@ _MIN_RETRY_S = 0.1
 _MAX_RETRY_S = 5.0
 _STALL_S = 5.0  # a sidecar that accepts nothing for so long is considered down
 _MAX_MESSAGE_BYTES = 1 << 20
+_WARN_S = 5.0
 _SEND_BUFFERS = 64
 _RATES = msgspec.msgpack.Decoder(Rates)
 _NUMBER = msgspec.msgpack.Decoder(int)
+_LOG = logging.getLogger(__name__)
 
 Buffers = Sequence[bytes | memoryview]
 
@@ -206,17 +210,32 @@ class TapClient:
 
     def _run(self) -> None:
         backoff = Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
+        silent_s = time.monotonic()
         while not self.is_ending:
             began_s = time.monotonic()
             try:
                 self._connect()
+                silent_s = 0.0
                 self._serve()
-            except Exception:  # noqa: BLE001 - the sidecar is down or sends invalid messages: try again
+            except Exception as error:  # noqa: BLE001 - the sidecar is down or sends invalid messages: try again
+                silent_s = self._noted(error, silent_s or time.monotonic())
                 self._disconnect()
                 if time.monotonic() - began_s > _MAX_RETRY_S:
                     backoff.reset()
                 self._closing.wait(backoff.next_s())
         self._disconnect()
+
+    def _noted(self, error: Exception, silent_s: float) -> float:
+        """Warn once where no sidecar has answered for some seconds; return since when none has, or infinity once that is said."""
+        if time.monotonic() - silent_s < _WARN_S:
+            return silent_s
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        _LOG.warning(
+            "no sidecar answers at the tap's socket %s (%s): nothing is recorded until one does; see intake.tap",
+            self._path,
+            why,
+        )
+        return math.inf
 
     def _connect(self) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

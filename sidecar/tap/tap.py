@@ -162,6 +162,8 @@ class Tap:
         self, path: str | None = None, *, model: str, version: str = "", limit_bytes: int = 64 << 20
     ) -> None:
         self._path = os.environ.get("QUANTDRIFT_TAP", "") if path is None else path
+        if not self._path:
+            _LOG.warning("no socket was given and QUANTDRIFT_TAP is not set: the tap records nothing")
         version_part = f"/versions/{quote(version, safe='')}" if version else ""
         self._target = f"/v2/models/{quote(model, safe='')}{version_part}/infer"
         self._limit_bytes = limit_bytes

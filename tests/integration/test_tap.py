@@ -1,6 +1,7 @@
 """Taps in real server processes: whatever the caller does, it is not held up, and what it told arrives."""
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
@@ -263,6 +264,22 @@ def test_a_sidecar_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
         tap.close(10.0)
         assert time.monotonic() - begin < 8
         tap.record({"x": values}, {"y": values})
+
+
+def test_a_tap_that_reaches_no_sidecar_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its socket and the reason; without a path it says that it records nothing."""
+    monkeypatch.setattr("quantdrift.sidecar.tap.client._WARN_S", 0.2)
+    monkeypatch.setattr("quantdrift.sidecar.tap.client._MAX_RETRY_S", 0.1)
+    monkeypatch.delenv("QUANTDRIFT_TAP", raising=False)
+    absent = tmp_path / "absent"
+    away = f"no sidecar answers at the tap's socket {absent} (No such file or directory): nothing is recorded until one does"
+    unset = "no socket was given and QUANTDRIFT_TAP is not set: the tap records nothing"
+    with contextlib.closing(Tap(str(absent), model="digits")):
+        wait(lambda: bool(caplog.messages), "it warns")
+        with contextlib.closing(Tap(model="digits")):
+            assert caplog.messages == [f"{away}; see intake.tap", unset]
 
 
 def test_a_stopped_sidecar_holds_nobody_up_and_bounds_memory(pod: Pod) -> None:
