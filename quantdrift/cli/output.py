@@ -3,7 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from quantdrift.release.progress import Progress
 
 
+_WAIT_S: Final = 2.0
 _COLOURS: Final = {
     Verdict.FIRING: "red",
     Verdict.WARNING: "yellow",
@@ -39,6 +42,22 @@ def show(text: str) -> None:
     if not os.environ.get("NO_COLOR"):
         text = _VERDICT.sub(lambda match: click.style(match[1], fg=_COLOUR_OF[match[1]]), text)
     click.echo(text)
+
+
+@contextmanager
+def waiting(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """Say on a terminal what is waited for, once that takes longer than two seconds."""
+    shows = sys.stderr.isatty() and not quiet
+    timer = threading.Timer(_WAIT_S, lambda: click.echo(f"\r\x1b[K{text} ...", nl=False, err=True))
+    timer.daemon = True
+    if shows:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if shows:
+            click.echo("\r\x1b[K", nl=False, err=True)
 
 
 class Steps:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from quantdrift.cli.options import CONFIG, JSON, emit
-from quantdrift.cli.output import explained
+from quantdrift.cli.output import explained, waiting
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.connections import Connection
 from quantdrift.core.config.load import Role, hmac_key, load, load_secrets
@@ -103,9 +103,12 @@ def config_check(
     missing += [f"{what} (the sidecar needs it)" for what in missing_packages(config)]
     missing += _key_file_notes(config)
     missing += _unanswered(config)
-    checked = (
-        CheckedReferences() if references is False else check_references(config, everything=bool(references))
-    )
+    with waiting("opening the references", quiet=as_json):
+        checked = (
+            CheckedReferences()
+            if references is False
+            else check_references(config, everything=bool(references))
+        )
     origins = _origins(config, candidates)
     if checked.problems:
         listed = "\n".join(f"  - {problem}" for problem in checked.problems)

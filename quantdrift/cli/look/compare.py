@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 
 import quantdrift
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, set_up_logs
+from quantdrift.cli.output import waiting
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.storage.versions import candidate_versions
@@ -135,14 +136,17 @@ def compare(
     """
     period = bool(old_from or old_to) or any(_TIME.match(text) for text in (begin, end))
     set_up_logs(load(config_path))
-    result = quantdrift.compare(
-        (old_from, old_to) if old_from or old_to else None if period else begin or None,
-        (begin, end) if period else end or None,
-        config=config_path,
-        data=data,
-        not_in=[(text.partition("/")[0], text.partition("/")[2]) if "/" in text else text for text in not_in],
-        **options,
-    )
+    with waiting("comparing", quiet=as_json):
+        result = quantdrift.compare(
+            (old_from, old_to) if old_from or old_to else None if period else begin or None,
+            (begin, end) if period else end or None,
+            config=config_path,
+            data=data,
+            not_in=[
+                (text.partition("/")[0], text.partition("/")[2]) if "/" in text else text for text in not_in
+            ],
+            **options,
+        )
     if as_json:
         emit(result.to_dict())
     else:

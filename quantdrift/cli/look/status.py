@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from quantdrift.cli.look.blockers import Facts, Port, ago, blockers, models_of, nameless, notes
 from quantdrift.cli.look.guide import Expected, expected, expected_lines, guide, steps
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, set_up_logs, span_of
-from quantdrift.cli.output import show
+from quantdrift.cli.output import show, waiting
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import Role
 from quantdrift.core.config.schema import Budget, Config
@@ -121,7 +121,8 @@ def status(
     while True:
         config, refusal = load_or_kept(config_path, None if data is None else data / KEPT)
         set_up_logs(config)
-        facts = asyncio.run(_gathered(config, refusal, data, span, since))
+        with waiting("asking Postgres, NATS and the processes", quiet=watch or as_json):
+            facts = asyncio.run(_gathered(config, refusal, data, span, since))
         blocking = blockers(config, facts)
         if as_json:
             emit(_as_json(config, facts, blocking))

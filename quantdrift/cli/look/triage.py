@@ -8,7 +8,7 @@ import click
 
 from quantdrift.cli.look.alerts import replaced_lines
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.cli.output import show
+from quantdrift.cli.output import show, waiting
 from quantdrift.core.config.load import Role
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
@@ -58,7 +58,8 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
         async with Database(secrets.dsn) as database, database.begin() as connection:
             return *await watched(connection), await lately_replaced(connection, model=model)
 
-    slices, months, replaced = asyncio.run(ask())
+    with waiting("reading the evidence of all slices", quiet=as_json):
+        slices, months, replaced = asyncio.run(ask())
     indices = listed(
         np.array([slice_.evidence for slice_ in slices], dtype=np.float64), months=months, alpha=alpha
     )
