@@ -384,7 +384,10 @@ def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
         f"{'total':>{_WIDTH}}",
         "last",
     )
-    return "\n".join([*lines, "", columns(head, rows)])
+    # A line of words must not widen the column of the names.
+    table = iter(columns(head, [row for row in rows if any(row[1:])]).splitlines())
+    lines += ["", next(table), *(next(table) if any(row[1:]) else row[0] for row in rows)]
+    return "\n".join(lines)
 
 
 def _head_lines(found: tuple[str, ...], noted: tuple[str, ...]) -> Iterator[str]:
