@@ -8,11 +8,10 @@ installation that is seven minutes old that would be a ninth of the truth. Below
 of a day, and the count of what came so far is the figure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import pairwise
-from math import sqrt
 from typing import Final, Self
 
 import msgspec
@@ -275,11 +274,6 @@ def changed_share(scope: Scope, counted: Counted, sums: ClusterSums) -> Figure |
     return _mean(FigureName.CHANGED_SHARE, scope, counted, ratio(sums))
 
 
-def slow_share(scope: Scope, counted: Counted, sums: ClusterSums) -> Figure | None:
-    """Return the share of exchanges that took longer than the budget; `sums` are of 1 where one did."""
-    return _mean(FigureName.SLOW_SHARE, scope, counted, ratio(sums))
-
-
 def divergence(scope: Scope, counted: Counted, sums: ClusterSums, *, cap: float, unit: str) -> Figure | None:
     """Return the mean divergence.
 
@@ -336,44 +330,6 @@ def people_affected(scope: Scope, counted: Counted, n_affected: int) -> Figure:
     """Return how many people were seen to get a changed answer: at least so many, since only a sample is compared."""
     figure = _count(FigureName.PEOPLE_AFFECTED, scope, counted, float(n_affected))
     return msgspec.structs.replace(figure, low=float(n_affected))
-
-
-def accuracy_lost(scope: Scope, counted: Counted, loss: Estimate | None) -> Figure | None:
-    """Return the accuracy that the candidate loses; None without labels. `counted` counts labelled answers."""
-    return _mean(FigureName.ACCURACY_LOST, scope, counted, loss)
-
-
-def latency(
-    scope: Scope, counted: Counted, seconds: Sequence[float], weights: Sequence[float], probability: float
-) -> Figure | None:
-    """Return a quantile of the latency with the interval of its order statistics; None where there is none.
-
-    Assumption: exchanges are independent and their probabilities are known. Bound: 95 %, asymptotically: the ends are the quantiles
-    at p - z s and p + z s, with s the standard error of the share below the quantile at Kish's effective number. An end is None
-    where that leaves the sample.
-
-    Parameters
-    ----------
-    seconds, weights
-        Of the exchanges, in the same order; weights are 1 / pi.
-    probability
-        Such as .5 or .99.
-
-    References
-    ----------
-    Woodruff (1952), Confidence intervals for medians and other position measures, JASA 47.
-    """
-    pairs = sorted(zip(seconds, weights, strict=True))
-    total = sum(weight for _, weight in pairs)
-    if total <= 0:
-        return None
-    n = total**2 / sum(weight * weight for _, weight in pairs)
-    error = _Z * sqrt(probability * (1 - probability) / n)
-    low, value, high = (
-        _at(pairs, total * share) for share in (probability - error, probability, probability + error)
-    )
-    assert value is not None
-    return _mean(FigureName.LATENCY, scope, counted, Estimate(mean=value, low=low, high=high), "s")
 
 
 class Rounded(msgspec.Struct, frozen=True, kw_only=True):
@@ -456,27 +412,9 @@ def rounded(
     )
 
 
-def part_and_whole(part: float, whole: float) -> tuple[int, int]:
-    """Return two estimated counts with two digits, the part never larger than the whole."""
-    rounded_whole = estimated(whole)
-    return min(estimated(part), rounded_whole), rounded_whole
-
-
 def _same_side(value: float, limit: float, n_decimals: int) -> bool:
     a, b = round(value, n_decimals), round(limit, n_decimals)
     return (a > b) - (a < b) == (value > limit) - (value < limit)
-
-
-def _at(pairs: Sequence[tuple[float, float]], rank: float) -> float | None:
-    """Return the first of sorted values up to which the weights reach `rank`; None outside of them."""
-    reached = 0.0
-    if rank <= 0:
-        return None
-    for value, weight in pairs:
-        reached += weight
-        if reached >= rank * (1 - 1e-12):
-            return value
-    return None
 
 
 def _mean(

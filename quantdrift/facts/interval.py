@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from math import exp, inf, log, sqrt
 
 import msgspec
-from scipy.special import ndtri
 
-from quantdrift.facts.estimate import LEVEL, Estimate
+from quantdrift.facts.estimate import Estimate
 
 Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 LOWEST, HIGHEST, N_BINS = 1e-6, 10.0, 64
@@ -113,10 +112,6 @@ def excess(estimate: Estimate | None, budget: float | None) -> float:
     if estimate is None or not budget:
         return -inf
     return (estimate.mean if estimate.low is None else estimate.low) / budget
-
-
-def _z(level: float) -> float:
-    return Z if level == LEVEL else float(ndtri((1.0 + level) / 2.0))
 
 
 def _middle(begin: float, end: float) -> float:

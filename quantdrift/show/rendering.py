@@ -20,7 +20,7 @@ from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import shown
 from quantdrift.facts.words import amount, first_screen
 from quantdrift.facts.words.ending import ENDS
-from quantdrift.facts.words.happened import ACTIONS, METRICS, ONSET, happened
+from quantdrift.facts.words.happened import ACTIONS, METRICS, ONSET, SINCE, happened
 from quantdrift.facts.words.incident import story_text
 from quantdrift.facts.words.losses import REASONS, lowered
 from quantdrift.facts.words.speed import NOT_COMPARABLE, PARTS
@@ -90,6 +90,7 @@ def environment(surface: str) -> jinja2.Environment:
         "ACTIONS": ACTIONS,
         "ENDS": ENDS,
         "ONSET": ONSET,
+        "SINCE": SINCE,
         "NOT_COMPARABLE": NOT_COMPARABLE,
     }
     return environment

@@ -577,12 +577,17 @@ class _Found:
         )
         last_lost = self.step(name, "lost").last
         last_nameless = self.step("", "lost").last
-        captured = self.step(name, "taken")
+        compared = msgspec.structs.replace(
+            compared, total=max(compared.recent, folded.total + unfolded.total)
+        )
+        captured = _at_least(self.step(name, "taken"), compared)
         n_items, n_unmeasured = self.measured.get(name, (0, 0))
         n_lossy, loss = self.losses.get(name, (0, ""))
         return ModelFlow(
             model=name,
-            offered=msgspec.structs.replace(self.step(name, "offered"), last=captured.last),
+            offered=msgspec.structs.replace(
+                _at_least(self.step(name, "offered"), captured), last=captured.last
+            ),
             captured=captured,
             thinned=self.step(name, "thinned"),
             lost={
@@ -595,9 +600,7 @@ class _Found:
             },
             expired=self._expired(name),
             dropped=self.step(name, "dropped"),
-            compared=msgspec.structs.replace(
-                compared, total=max(compared.recent, folded.total + unfolded.total)
-            ),
+            compared=compared,
             quarantined=self._by_reason(name, "quarantined "),
             unfolded=unfolded,
             folded=msgspec.structs.replace(folded, recent=max(0, compared.recent - unfolded.recent)),
@@ -627,6 +630,15 @@ class _Found:
         by_reason = {name.removeprefix(prefix): self.step(model, name) for name in names}
         ordered = sorted(by_reason.items(), key=lambda item: (-item[1].recent, -item[1].total, item[0]))
         return {reason: step for reason, step in ordered if step.total or step.recent}
+
+
+def _at_least(step: FlowStep, later: FlowStep) -> FlowStep:
+    """Return a step of which sidecars have told something: what came to a later one came to it, too, and their counts are some seconds older."""
+    if not step.total:
+        return step
+    return msgspec.structs.replace(
+        step, recent=max(step.recent, later.recent), total=max(step.total, later.total)
+    )
 
 
 def _is_captured(model: Mapping[str, Any]) -> bool:

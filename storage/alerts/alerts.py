@@ -508,11 +508,16 @@ async def add_finding(
 ) -> None:
     """Write what a command has found about an alert as a note, in the transaction of `connection`.
 
+    A cause that the alert has already, in the same words, is not written again: `repair` finds it once more.
+
     Raises
     ------
     OperatorError
         There is no such alert, or the database user lacks the right (role quantdrift_operator).
     """
+    findings = (await findings_of(connection, [alert_id])).get(alert_id, [])
+    if kind is FindingKind.CAUSE and said in {finding.text for finding in findings}:
+        return
     await act(connection, alert_id, Act.NOTE, said[:LONGEST_REASON], finding={"kind": kind.value, **details})
 
 

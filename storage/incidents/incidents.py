@@ -74,12 +74,16 @@ _STORY: Final = text("""
     where v.model = own.model and v.first_seen_at > i.began_at - interval '1 day'
         and v.first_seen_at < coalesce(i.ended_at, (select event_time from fold)) + interval '1 hour'
     union all
-    select coalesce(g.made_at, r.ended_at), 'gate', r.made_by, coalesce(g.verdict, r.verdict) || ': ' || r.candidate
-        || coalesce(' for ' || nullif(g.slice, ''), ''), null, 7
+    select coalesce(g.made_at, r.ended_at), 'gate', r.made_by, coalesce(g.verdict, r.verdict) || ': '
+        || regexp_replace(r.candidate, '(sha256:[0-9a-f]{12})[0-9a-f]*', '\1', 'g') || coalesce(' for ' || nullif(g.slice, ''), ''), null, 7
     from gate_run r left join gate_verdict g on g.gate_id = r.id
     join incident i on i.id = :id join model_version own on own.id = i.model_version_id
     where r.model = own.model and r.ended_at is not null and r.begun_at > i.began_at
         and r.begun_at < coalesce(i.ended_at, (select event_time from fold)) + interval '1 hour'
+        and not exists (
+            select from member m join alert_action c on c.alert_id = m.id  -- its note says the same in words
+            where c.finding ->> 'kind' = 'gate' and c.made_at between r.begun_at and coalesce(g.made_at, r.ended_at) + interval '1 minute'
+        )
     order by 1, 6, 5
     limit 500
 """)

@@ -297,7 +297,7 @@ class ServingTable(Base):
     __table_args__ = (
         {
             "comment": "Whether each candidate version serves, as the monitor sees it: another version of its model replaces it once nothing"
-            " of it was seen for ten times its usual gap, at least two minutes."
+            " of it was seen for ten times its usual gap, at least two minutes, or half a minute where that version began when this one ended."
         },
     )
     model_version_id: Mapped[Int] = mapped_column(
@@ -312,7 +312,7 @@ class ServingTable(Base):
         comment="Event time at which it was found that another version serves instead; null while it serves."
     )
     back_at: Mapped[Time | None] = mapped_column(
-        comment="Of a version that was replaced: since when its exchanges are seen again; it serves again after two minutes."
+        comment="Of a version that was replaced: since when its exchanges are seen again; it serves again after two minutes, or half a minute where the other one ended."
     )
 
 

@@ -228,8 +228,8 @@ async def test_an_alert_shows_its_cause_its_repairs_and_the_gate(
     async with _served(postgres_dsn) as base:
         for width, scheme in ((390, "dark"), (1280, "light")):
             seen = (await _look(browser, base, [f"/alert/{alert}"], width, scheme))[f"/alert/{alert}"]  # type: ignore[arg-type]
-            assert "Cause resolution at A:image." in seen
-            assert "Repair a copy for the slice." in seen
+            assert "Cause: resolution at A:image." in seen
+            assert "Repair: a copy for the slice." in seen
             assert "Range used elsewhere" in seen
             assert "67 %" in seen
             assert "at most 10 % by chance" in seen
@@ -239,7 +239,7 @@ async def test_an_alert_shows_its_cause_its_repairs_and_the_gate(
         async with database.begin() as connection:
             await add_finding(connection, alert, FindingKind.CAUSE, "Cause: input.", {"sites": "?"})
         seen = (await _look(browser, base, [f"/alert/{alert}"], 390, "light"))[f"/alert/{alert}"]
-        assert "Cause input." in seen
+        assert "Cause: input." in seen
         assert "Range used" not in seen
 
 

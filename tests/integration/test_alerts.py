@@ -257,12 +257,13 @@ async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
 async def test_what_commands_have_found_is_a_note_that_everybody_reads(
     database: Database, postgres_dsn: str, fired: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest of each kind, cause first; a person's note stays a note, and no acknowledgement changes."""
+    """The newest of each kind, cause first, a cause in the same words once; a person's note stays a note, and no acknowledgement changes."""
     async with database.begin() as connection:
         await act(connection, fired, Act.ACK, "looking")
         await add_finding(connection, fired, FindingKind.REPAIR, "Repair: a copy.", {"repairs": []})
         await add_finding(connection, fired, FindingKind.CAUSE, "Cause: weights.", {"sites": []})
         await add_finding(connection, fired, FindingKind.CAUSE, "Cause: resolution.", {"sites": [1]})
+        await add_finding(connection, fired, FindingKind.CAUSE, "Cause: resolution.", {"sites": [2]})
         await act(connection, fired, Act.NOTE, "the lamp was old")
         found = (await findings_of(connection, [fired, 999]))[fired]
         assert [(one.kind.value, one.text) for one in found] == [
@@ -418,7 +419,7 @@ async def test_a_replaced_version_ends_its_alerts_everywhere_and_they_come_back_
     assert then.startswith("When it opened: digits 1: ")
     assert not any("Do now" in line or "ack" in line.split() or "diagnose" in line for line in rest)
     assert state.endswith(" UTC (version replaced).")
-    assert first == f"{said} This alert is over; it is open again if 1 serves again."
+    assert first == f"{said} This alert is over. It opens again if 1 serves again."
     assert f"digits {said}" in (triage := await typed("triage"))
     assert "a day" not in triage
     assert f"{said} This alert is over" in await typed("slices", "show", "scanner=faint")

@@ -12,6 +12,7 @@ from quantdrift.core.config.schema import Cost
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.cost import Prices, cost_of_changed, cost_of_replays, money, money_of
 from quantdrift.facts.figures import Figure, FigureName, Subject, Window, WindowName
+from quantdrift.facts.words import first_screen
 from quantdrift.storage.cost import prices_of
 
 pytestmark = pytest.mark.unit
@@ -59,6 +60,11 @@ def test_replays_cost_the_time_of_the_device() -> None:
     assert cost.value == pytest.approx(1.5)
     assert (cost.unit, cost.n) == ("USD", 1_200)
     assert cost.of == Subject(model="digits", version="", slice="")
+    changed = cost_of_changed(_SHARE, Prices(currency="USD", per_request=0.5))
+    assert changed is not None
+    assert first_screen.costs([changed, cost]) == (
+        "About 1,000 USD (500 USD to 2,000 USD) for changed answers of int8-1; about 1.5 USD for replays."
+    )
 
 
 @pytest.mark.parametrize(

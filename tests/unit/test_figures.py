@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.core.notation import estimated
 from quantdrift.facts import figures
 from quantdrift.facts.estimate import ClusterSums, Estimate
 from quantdrift.facts.figures import DAY, Counted, Figure, FigureName, Scope, Served, Subject, WindowName
@@ -128,35 +127,13 @@ def test_a_rounded_number_stays_on_its_side_of_every_limit(
                 assert (read > edge and not isclose(read, edge, rel_tol=1e-12)) == (number > edge)
 
 
-def test_limits_and_wholes_as_people_read_them() -> None:
-    """The cases that were found: a bound that became its limit, zero in an interval by rounding, a part above its whole."""
+def test_limits_as_people_read_them() -> None:
+    """The cases that were found: a bound that became its limit, zero in an interval by rounding."""
     gate = figures.rounded(Estimate(mean=0.004, low=0.00155, high=0.00997), (0.01,), scale=100.0, unit="%")
     assert gate.interval == "0.155 to 0.997 %"
     loss = figures.rounded(Estimate(mean=0.006, low=0.00003, high=0.012), scale=100.0, unit="%")
     assert loss.interval == "0.003 to 1.2 %"
-    assert figures.part_and_whole(10_040, 9_960) == (10_000, 10_000)
-    assert figures.part_and_whole(5_090, 5_060) == (5_100, 5_100)
     assert str(figures.rounded(Estimate(mean=0.021, low=None, high=None), unit="nat")) == "0.021 nat"
-
-
-@given(part=st.floats(0.0, 1e9), rest=st.floats(0.0, 1e9))
-def test_a_part_is_never_larger_than_its_whole(part: float, rest: float) -> None:
-    """Both are rounded to two digits."""
-    shown_part, shown_whole = figures.part_and_whole(part, part + rest)
-    assert shown_part <= shown_whole == estimated(part + rest)
-
-
-def test_the_latency_has_the_interval_of_its_order_statistics() -> None:
-    """Of 400 equal exchanges the median lies between the 181st and the 220th; of 100 no upper end of the 99 % is known."""
-    counted = Counted(n=400)
-    times = [n / 100 for n in range(1, 401)]
-    median = figures.latency(SCOPE, counted, times, [2.0] * 400, 0.5)
-    assert median is not None
-    assert (median.low, median.value, median.high, median.unit) == (1.81, 2.0, 2.2, "s")
-    slowest = figures.latency(SCOPE, counted, times[:100], [1.0] * 100, 0.99)
-    assert slowest is not None
-    assert (slowest.value, slowest.high) == (0.99, None)
-    assert figures.latency(SCOPE, counted, [], [], 0.5) is None
 
 
 def test_figures_are_shown_by_their_name() -> None:

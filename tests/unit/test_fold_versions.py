@@ -4,13 +4,14 @@ from copy import deepcopy
 from functools import cache
 
 import msgspec
+import numpy as np
 import pytest
 
 from quantdrift.core.records import Verdict
 from quantdrift.facts.events import Ending
 from quantdrift.monitor.fold.alert_event import iso
 from quantdrift.monitor.fold.fold import SHOWN_US, Fold
-from quantdrift.monitor.fold.serving import LEAST_SILENCE_S
+from quantdrift.monitor.fold.serving import LEAST_SILENCE_S, SWITCH_S, ServingVersions
 from quantdrift.storage.fold_rows import (
     AlertClose,
     BatchRows,
@@ -152,6 +153,40 @@ def test_an_alert_ends_within_minutes_of_another_version_taking_over() -> None:
     assert page(story).startswith(
         "digits 1 does not serve any more (last seen 2026-03-01 12:14 UTC). 3 serves now."
     )
+
+
+def _served(
+    versions: ServingVersions, version: int, begin_s: float, end_s: float, gap_s: float = 0.1
+) -> list[int]:
+    """Note the exchanges of a version in a time, and return the versions that are replaced at its end."""
+    times = np.arange(begin_s, end_s, gap_s) * SECOND_US
+    versions.seen(version, times.astype(np.int64))
+    versions.judge(int(end_s * SECOND_US), lambda *_: True)
+    return [seen for seen in versions.versions() if versions.is_replaced(seen)]
+
+
+def test_a_release_and_a_roll_back_are_said_after_half_a_minute() -> None:
+    """The version that began, or came back, when the other one ended is the one that serves, also in a third release."""
+    versions = ServingVersions(())
+    assert _served(versions, 1, 0, 3600) == []
+    assert _served(versions, 2, 3600, 3600 + SWITCH_S - 1) == []
+    assert _served(versions, 2, 3600 + SWITCH_S - 1, 3600 + SWITCH_S + 2) == [1]
+    assert _served(versions, 1, 3640, 3640 + SWITCH_S - 1) == [1]
+    assert _served(versions, 1, 3640 + SWITCH_S - 1, 3640 + SWITCH_S + 2) == [2]
+    assert _served(versions, 3, 3680, 3680 + SWITCH_S + 2) == [1, 2]
+
+
+def test_a_pause_beside_a_canary_or_an_older_version_is_no_release() -> None:
+    """What has long been there, and what has a small part of the traffic, replaces after two minutes only."""
+    versions = ServingVersions(())
+    _served(versions, 1, 0, 3600)
+    _served(versions, 2, 3000, 3600)
+    assert _served(versions, 2, 3600, 3600 + LEAST_SILENCE_S - 1) == []
+    assert _served(versions, 2, 3600 + LEAST_SILENCE_S - 1, 3600 + LEAST_SILENCE_S + 1) == [1]
+    versions = ServingVersions(())
+    _served(versions, 1, 0, 3600)
+    assert _served(versions, 2, 3600, 3600 + LEAST_SILENCE_S - 1, gap_s=2.0) == []
+    assert _served(versions, 1, 3719, 3720) == []
 
 
 @pytest.mark.slow

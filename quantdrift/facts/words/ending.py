@@ -56,7 +56,7 @@ def serves_no_more(version: str, last_seen: datetime | None, serving: Sequence[s
 
 def over_with(version: str, last_seen: datetime | None, serving: Sequence[str]) -> str:
     """Return why an alert of a version that was replaced is over; parameters as in `serves_no_more`."""
-    again = "" if version in serving else f"; it is open again if {version} serves again"
+    again = "" if version in serving else f". It opens again if {version} serves again"
     return f"{serves_no_more(version, last_seen, serving)} This alert is over{again}."
 
 
@@ -73,7 +73,7 @@ def ended(event: AlertEvent) -> AlertText:
         at = None if change.last_seen is None else datetime.fromisoformat(change.last_seen)
         serving = change.serving or ()
         again = (
-            f"{where.version} has not recovered in {where.name}. If it serves again, the alert is open again."
+            f"{where.version} has not recovered in {where.name}. If it serves again, the alert opens again."
         )
         return AlertText(
             headline=(

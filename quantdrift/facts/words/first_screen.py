@@ -9,6 +9,7 @@ import msgspec
 from quantdrift.core.notation import capital, count_of, duration, estimated, listed, moment, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.signals import DetectorKind, signal_of
+from quantdrift.facts.cost import money_of
 from quantdrift.facts.estimate import Estimate
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.words.amount import rate_of
@@ -129,7 +130,7 @@ def _affected(entry: SliceShare) -> str:
     changed = entry.changed
     a_day = f", some {estimated(changed.value):,} {rate_of(changed)}" if changed and changed.value else ""
     people = (
-        f", on the last day for at least {count_of(entry.n_people, 'person', 'people')}"
+        f", for at least {count_of(entry.n_people, 'person', 'people')} on the last day"
         if entry.n_people
         else ""
     )
@@ -196,10 +197,10 @@ def not_known(
         texts.append(unlabelled)
     if n_gaps:
         texts.append(
-            f"what happened in {count_of(n_gaps, 'gap')} of {duration(gaps)} together, in which nothing was compared"
+            f"what happened in {count_of(n_gaps, 'gap')} of {duration(gaps)}{' together' if n_gaps > 1 else ''}, in which nothing was compared"
         )
     if n_lost:
-        texts.append(f"{count_of(n_lost, 'sampled exchange')} that were lost ({percent(lost)})")
+        texts.append(f"{count_of(n_lost, 'sampled exchange')} that {_were(n_lost)} lost ({percent(lost)})")
     return sentence("; ".join(texts)) if texts else "Nothing that this report would need."
 
 
@@ -251,6 +252,15 @@ def other(share: Estimate | None, drifted: Sequence[str]) -> str:
         return "nothing of it was compared in this period."
     where = f"; it drifted in {listed(drifted, MOST)}" if drifted else ""
     return f"{percent(share.mean)} of its answers changed{where}."
+
+
+def costs(figures: Sequence[Figure]) -> str:
+    """Return what changed answers and replays cost."""
+    texts = [
+        f"{money_of(cost)} for {f'changed answers of {cost.of.version}' if cost.of.version else 'replays'}"
+        for cost in figures
+    ]
+    return sentence("; ".join(texts))
 
 
 def some(texts: Sequence[str], noun: str) -> str:

@@ -27,7 +27,7 @@ def standing_sentence(incident: Incident) -> str:
         case IncidentState.MITIGATED, _:
             serve = f" serve{'' if len(incident.serving) > 1 else 's'} now"
             now = f", and {listed(incident.serving)}{serve}" if incident.serving else ""
-            return f"Mitigated: {incident.version} has not served since {at}{now}."
+            return f"Mitigated at {at}: {incident.version} does not serve any more{now}."
         case IncidentState.RECOVERED, _:
             return f"Recovered at {at}: the evidence says so."
         case _:

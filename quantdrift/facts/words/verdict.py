@@ -14,9 +14,7 @@ LOST: Final = (
 )
 NO_REFERENCE: Final = "no reference: map this version to one in models.references"
 STALE: Final = "stale: there is traffic, but nothing was compared"
-WAITS: Final = (
-    "waits for its next exchange: what was compared so far came in one moment, and counts as no evidence"
-)
+WAITS: Final = "waits for its next exchange: what was compared so far counts as no evidence now"
 UNDECIDED: Final = "undecided: the evidence is rising, but it is below what an alert needs"
 NOISE_ASKED: Final = "noise not measured: the evidence is rising, and its exchanges are replayed twice to find whether noise of the reference explains it"
 HEALTHY: Final = "no evidence against its budget or its baseline"

@@ -4,6 +4,9 @@ A version is replaced once another version of its model serves and this one does
 usual gap, at least two minutes, counted until the newest exchange of the other one. Silence alone shows nothing: there may be
 no traffic, or the shadow may be down. It serves again once its exchanges are seen over two minutes: one straggler is no return.
 
+A release and a roll-back are said sooner: half a minute is enough where the other version began, or came back, when this one ended,
+and its exchanges come at least half as often as this one's did. The longer wait is for a version that pauses beside another one.
+
 The usual gap is the mean gap between its exchanges, weighted by the length of the gaps: the gap that a moment of the last hour
 lies in. So a burst with a long pause after it does not count as a short gap. A silence of the whole model counts at most as
 much as would replace a version. A version that came back has shown how long it pauses: its next pause may be twice as long.
@@ -21,7 +24,10 @@ from quantdrift.storage.fold_rows import ServingRow
 
 GAPS: Final = 10.0
 LEAST_SILENCE_S: Final = 120.0
+SWITCH_S: Final = 30.0
+"""Of silence after which a version that began meanwhile has taken over: exchanges may be so late and are folded in order all the same."""
 _LEAST_PAUSE_S: Final = 5.0
+_OFTEN: Final = 2.0  # times the usual gap of a version: what comes as often as that took all of its traffic, not a canary's part
 MEMORY_S: Final = 3600.0
 """Of the usual gap; also the longest pause that counts of a version that came back."""
 
@@ -93,22 +99,26 @@ class ServingVersions:
             Whether the first version can replace the second: both are of one model, for instance.
         """
         rows = [self._rows[version_id] for version_id in sorted(self._rows)]
-        serve = [row for row in rows if row.replaced_us is None]
-        newest_us = max((row.last_us for row in serve), default=0)
+        newest_us = max((row.last_us for row in rows), default=0)
 
-        def is_silent(row: ServingRow) -> bool:
-            until_us = row.last_us + _longest_gap_s(row) * MICROSECONDS
-            return newest_us > until_us and any(
-                other.last_us > until_us and counts(other.model_version_id, row.model_version_id)
-                for other in serve
+        def took_over(other: ServingRow, row: ServingRow) -> bool:
+            return _took_over(other, row) and counts(other.model_version_id, row.model_version_id)
+
+        def is_over(row: ServingRow) -> bool:
+            return newest_us > row.last_us + SWITCH_S * MICROSECONDS and any(
+                took_over(other, row)
+                or (_outlasts(other, row) and counts(other.model_version_id, row.model_version_id))
+                for other in rows
             )
 
-        changed = [
-            _replaced(row, now_us) if row.replaced_us is None else _back(row)
-            for row in rows
-            if (row.replaced_us is None or _is_seen_again(row))
-            and is_silent(row) is (row.replaced_us is None)
-        ]
+        changed = []
+        for row in rows:
+            if row.replaced_us is None:
+                changed += [_replaced(row, now_us)] if is_over(row) else []
+            elif any(took_over(row, other) for other in rows):  # a roll-back, not a pause
+                changed.append(msgspec.structs.replace(row, replaced_us=None, back_us=None))
+            elif _is_seen_again(row) and not is_over(row):
+                changed.append(_back(row))
         for row in changed:
             self._rows[row.model_version_id] = row
             self._changed.add(row.model_version_id)
@@ -165,6 +175,23 @@ def _longest_gap_s(row: ServingRow) -> float:
 
 def _replaced(row: ServingRow, now_us: int) -> ServingRow:
     return msgspec.structs.replace(row, replaced_us=now_us, back_us=None)
+
+
+def _outlasts(other: ServingRow, row: ServingRow) -> bool:
+    """Return whether a version that serves was seen after the longest silence of another one."""
+    return other.replaced_us is None and other.last_us > row.last_us + _longest_gap_s(row) * MICROSECONDS
+
+
+def _took_over(other: ServingRow, row: ServingRow) -> bool:
+    """Return whether a version that began, or came back, when another one ended has had its traffic for half a minute."""
+    began_us = other.last_us - other.gaps_s * MICROSECONDS if other.replaced_us is None else other.back_us
+    return (
+        began_us is not None
+        and row.replaced_us is None
+        and began_us > row.last_us - LEAST_SILENCE_S * MICROSECONDS
+        and other.last_us - max(began_us, row.last_us) >= max(GAPS * row.gap_s, SWITCH_S) * MICROSECONDS
+        and other.gap_s <= _OFTEN * row.gap_s
+    )
 
 
 def _is_seen_again(row: ServingRow) -> bool:

@@ -173,6 +173,7 @@ class NotedRepair(msgspec.Struct, frozen=True, kw_only=True):
 
     repair: str
     changed: str
+    worst: str = "-"
     all: str
     time: str
     files: str

@@ -150,6 +150,8 @@ def _lines(
     ]
     if labels is not None:
         lines.insert(3, ("Was accuracy lost", labels.sentence))
+    if costs := [cost for cost in gathered.costs if cost.of.model == model.model]:
+        lines.append(("Cost", first_screen.costs(costs)))
     if model.doubt:
         lines.insert(0, ("Careful", f"The figures may mislead: {model.doubt}."))
     return tuple(BriefLine(question=question, answer=answer) for question, answer in lines)
@@ -195,7 +197,11 @@ def _changed(marks: Sequence[Mark], comparisons: Sequence[VersionComparison]) ->
     marks = sorted(marks, key=lambda mark: mark.kind == "release")[::-1]
     texts = [f"{mark.what} ({moment(mark.at)}{f', {mark.who}' if mark.who else ''})" for mark in marks]
     newest = f" {comparisons[-1].sentence}" if comparisons else ""
-    text = f"{first_screen.some(texts, 'change')}." if texts else "No release and no decision is known."
+    text = (
+        first_screen.sentence(first_screen.some(texts, "change"))
+        if texts
+        else "No release and no decision is known."
+    )
     return text + newest
 
 

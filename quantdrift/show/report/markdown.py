@@ -7,8 +7,6 @@ from urllib.parse import quote
 from quantdrift.core.notation import count_of, moment, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
-from quantdrift.facts.cost import money_of
-from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import said
 from quantdrift.facts.words.amount import measured, points
 from quantdrift.facts.words.first_screen import over
@@ -188,14 +186,7 @@ def _coverage(figures: ReportFigures) -> str:
     lines = [f"{seen}, {lost:,} lost of {figures.coverage.taken:,} taken"]
     if figures.replays is not None and figures.replays.per_million is not None:
         lines.append(f"- {figures.replays.per_million:,.0f} replays for a million requests")
-    lines += [f"- Cost of {_costed(cost)}: {money_of(cost)}" for cost in figures.costs]
     return "\n".join(lines)
-
-
-def _costed(cost: Figure) -> str:
-    """Return what a cost is of."""
-    of = cost.of
-    return _text(f"changed answers of {of.model} {of.version}" if of.version else f"replays of {of.model}")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
