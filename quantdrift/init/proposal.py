@@ -6,7 +6,6 @@ No I/O. What cannot be known is chosen as most need it, and said in `doubts`.
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -85,6 +84,10 @@ class Proposal(msgspec.Struct, kw_only=True):
         Path of its file, as it stands in the configuration; empty: none yet.
     runtime
         What runs it, if that is not the default.
+    digest
+        Of a file that is code.
+    url, served_as
+        Of a reference at a server: its address, and its name there if that is another one.
     headers
         Headers that become slices, by name: the values that were seen, with their shares.
     rare
@@ -107,6 +110,9 @@ class Proposal(msgspec.Struct, kw_only=True):
     choice: Choice
     reference: str = ""
     runtime: str = ""
+    digest: str = ""
+    url: str = ""
+    served_as: str = ""
     headers: dict[str, dict[str, float]] = {}
     rare: tuple[tuple[str, str], ...] = ()
     person: str = ""
@@ -262,7 +268,7 @@ def _are_unit(rows: Array) -> bool:
 
 
 def name_of(
-    asked: str, reference: Path | None, server: Server | None, traffic: Traffic | None, outputs: Sequence[str]
+    asked: str, reference: str, server: Server | None, traffic: Traffic | None, outputs: Sequence[str]
 ) -> tuple[str, list[str]]:
     """Return the model's name on the wire, and what to say of it.
 
@@ -270,6 +276,8 @@ def name_of(
     ----------
     asked
         What the user wrote; empty: nothing.
+    reference
+        The name of its file without the ending, or of the model at its server; empty: there is none.
     outputs
         Of the reference, to choose among several models.
     """
@@ -285,7 +293,7 @@ def name_of(
     if names:
         others = [name for name in names if name != names[0]]
         return names[0], [f"other models are served, too: {', '.join(others)}"] if others else []
-    stem = re.sub(r"[-_.]?(fp32|f32|float32|reference)$", "", reference.stem) if reference else ""
+    stem = re.sub(r"[-_.]?(fp32|f32|float32|reference)$", "", reference)
     return stem or "model", []
 
 

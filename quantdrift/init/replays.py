@@ -1,5 +1,6 @@
 """The first comparisons: captured exchanges, read by a configuration and replayed through its reference as a worker does it."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -96,27 +97,29 @@ def replay(config: Config, kept: Sequence[Kept]) -> FirstReplays:
     here = msgspec.structs.replace(
         config, shadow=msgspec.structs.replace(config.shadow, provider=Provider.CPU)
     )
-    references = References(here.models, lambda model, reference: opened_reference(here, model, reference))
-    prepared: list[PreparedExchange] = []
-    for number, exchange in enumerate(exchanges):
-        case = classify(
-            encode(exchange), sequence=number, n_delivered=1, max_deliveries=1, references=references
-        )
-        if isinstance(case, PreparedExchange):
-            prepared.append(case)
-        elif isinstance(case, Quarantined):
-            problems[f"{case.reason}: {case.detail}"] += 1
-        else:
-            problems[f"version {exchange.version} has no reference"] += 1
-    n_compared = n_changed = 0
-    for batch in _batches(prepared):
-        for outcome in compare_batch(batch, most_items=_MOST_ITEMS):
-            if isinstance(outcome, QuarantineError):
-                problems[f"{outcome.reason}: {outcome.detail}"] += 1
+    with contextlib.closing(
+        References(here.models, lambda model, reference: opened_reference(here, model, reference))
+    ) as references:
+        prepared: list[PreparedExchange] = []
+        for number, exchange in enumerate(exchanges):
+            case = classify(
+                encode(exchange), sequence=number, n_delivered=1, max_deliveries=1, references=references
+            )
+            if isinstance(case, PreparedExchange):
+                prepared.append(case)
+            elif isinstance(case, Quarantined):
+                problems[f"{case.reason}: {case.detail}"] += 1
             else:
-                flips = outcome.divergences.flip
-                n_compared += int(np.isfinite(flips).sum())
-                n_changed += int((flips == 1).sum())
+                problems[f"version {exchange.version} has no reference"] += 1
+        n_compared = n_changed = 0
+        for batch in _batches(prepared):
+            for outcome in compare_batch(batch, most_items=_MOST_ITEMS):
+                if isinstance(outcome, QuarantineError):
+                    problems[f"{outcome.reason}: {outcome.detail}"] += 1
+                else:
+                    flips = outcome.divergences.flip
+                    n_compared += int(np.isfinite(flips).sum())
+                    n_changed += int((flips == 1).sum())
     return FirstReplays(
         n_exchanges=len(kept),
         n_compared=n_compared,

@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from quantdrift.core.text import plain
 _TIMEOUT_S: Final = 3.0
 _MOST_BYTES: Final = 1 << 20
 _MOST_MODELS: Final = 64
+_OPENAI: Final = (Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS)
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,12 +56,8 @@ def ask_server(backend: str, expected: tuple[str, ...] = ()) -> Server | None:
     url = f"http://{backend}"
     server = _document(f"{url}/v2")
     if isinstance(server, dict):
-        listed = _document(f"{url}/v2/repository/index", post=True)
-        names = (
-            [_text(entry, "name") for entry in listed if isinstance(entry, dict)]
-            if isinstance(listed, list)
-            else []
-        )
+        names = _listed(_document(f"{url}/v2/repository/index", post=True))
+        names = names or _listed(_document(f"{url}/v2/models"))  # of KServe's model server
         models = [_of_open_inference(url, name) for name in dict.fromkeys([*filter(None, names), *expected])]
         return Server(
             name=" ".join(filter(None, (_text(server, "name"), _text(server, "version")))),
@@ -68,12 +66,11 @@ def ask_server(backend: str, expected: tuple[str, ...] = ()) -> Server | None:
         )
     listed = _document(f"{url}/v1/models")
     if isinstance(listed, dict) and isinstance(listed.get("data"), list):
-        entries = [_text(entry, "id") for entry in listed["data"] if isinstance(entry, dict)]
-        openai = (Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS)
-        return Server(protocols=openai, models=_named(entries))
+        return Server(protocols=_OPENAI, models=_named(_listed(listed["data"])))
     if isinstance(listed, dict) and isinstance(listed.get("models"), list):
-        entries = [entry if isinstance(entry, str) else _text(entry, "name") for entry in listed["models"]]
-        return Server(protocols=(Protocol.KSERVE_V1,), models=_named(entries))
+        return Server(protocols=(Protocol.KSERVE_V1,), models=_named(_listed(listed)))
+    if _takes_posts(f"{url}/v1/chat/completions"):  # LitServe has no list
+        return Server(protocols=_OPENAI)
     ping = _document(f"{url}/ping")
     if isinstance(ping, dict) and "status" in ping:
         return Server(name="TorchServe", protocols=(Protocol.TORCHSERVE,))
@@ -83,13 +80,37 @@ def ask_server(backend: str, expected: tuple[str, ...] = ()) -> Server | None:
 _SILENT: Final = object()
 
 
+def _listed(document: Any) -> list[str]:
+    """Return the names of the models in a list, or in the list `models` of a document; of an entry its name or its id."""
+    entries = document.get("models") if isinstance(document, dict) else document
+    if not isinstance(entries, list):
+        return []
+    return [
+        plain(entry) if isinstance(entry, str) else _text(entry, "name") or _text(entry, "id")
+        for entry in entries
+    ]
+
+
+def _takes_posts(url: str) -> bool:
+    """Return whether a path is there for POST: asked by GET, which changes nothing, the server says so."""
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S):  # noqa: S310 - http
+            return False
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code == HTTPStatus.METHOD_NOT_ALLOWED
+    except OSError:
+        return False
+
+
 def _document(url: str, *, post: bool = False) -> Any:
     """Return a JSON document of the server, None if it gives another answer, `_SILENT` if nothing answers."""
     request = urllib.request.Request(url, b"{}" if post else None, {"Content-Type": "application/json"})  # noqa: S310 - http
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - http
             return json.loads(answer.read(_MOST_BYTES))
-    except urllib.error.HTTPError:
+    except urllib.error.HTTPError as error:
+        error.close()
         return None
     except OSError:
         return _SILENT

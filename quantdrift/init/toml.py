@@ -102,12 +102,18 @@ def _model(proposal: Proposal) -> Iterator[str]:
         yield from (_option(name, value, "") for name, value in options.items())
     yield ""
     yield "[[models.references]]"
-    if proposal.reference:
+    if proposal.url:
+        yield _option("url", proposal.url, "the server of the model before quantisation")
+    elif proposal.reference:
         yield _option("path", proposal.reference, "the model before quantisation")
     else:
         yield '# path = "model-fp32.onnx"     # the model before quantisation: nothing is compared without it'
     if proposal.runtime:
         yield _option("runtime", proposal.runtime, "")
+    if proposal.served_as:
+        yield _option("model", proposal.served_as, "its name there")
+    if proposal.digest:
+        yield _option("digest", proposal.digest, "the file is code: another one is refused")
     yield _option("versions", ["*"], "candidate versions that were made from it")
 
 

@@ -1,5 +1,6 @@
 """`quantdrift init`, as typed, before a server that really answers."""
 
+import hashlib
 import json
 import threading
 import urllib.error
@@ -11,7 +12,7 @@ import pytest
 
 from quantdrift.core.config.load import load
 from tests.integration.test_reference_command import served
-from tests.support.commands import invoked
+from tests.support.commands import invoked, typed
 from tests.support.shadow.onnx_models import N_FEATURES, WEIGHT, linear_model, saved
 from tests.support.sidecar.relay_process import free_port
 
@@ -129,6 +130,8 @@ def test_without_server_and_traffic_the_files_are_enough(tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (("candidate.txt",), "is no ONNX file"),
+        (("missing.onnx",), "missing.onnx: there is no such file or folder"),
+        (("http://127.0.0.1:1",), "nothing answers there"),
         (("model-fp32.onnx", "--listen", "here"), "--listen here: it must be HOST:PORT"),
         (("folder",), "is a folder without config.json"),
     ],
@@ -143,6 +146,90 @@ def test_what_cannot_work_is_said_and_nothing_is_written(
     done = invoked("init", *arguments, "--yes", directory=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
+    assert not (tmp_path / "config.toml").exists()
+
+
+def test_an_exported_program_is_pinned_opened_and_compared(tmp_path: Path) -> None:
+    """What it takes and gives, and that the rows which it gives do not add up to 1; another file of that name is refused."""
+    from tests.support.shadow.torch_models import exported
+
+    program = exported(tmp_path / "model-fp32.pt2")
+    address = f"127.0.0.1:{free_port()}"
+    done = invoked("init", "model-fp32.pt2", "--yes", "--json", "--backend", address, directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (model,) = load(tmp_path / "config.toml").models
+    (reference,) = model.references
+    assert (model.name, model.task, model.output_kind) == ("model", "classification", "logits")
+    assert (reference.runtime, reference.path) == ("torch", str(program))
+    assert reference.digest == f"sha256:{hashlib.sha256(program.read_bytes()).hexdigest()}"
+    (text,) = json.loads(done.stdout)["checked"].values()
+    assert text.startswith("float32")
+    program.write_bytes(b"another")
+    checked = invoked("config", "check", "--references", directory=tmp_path)
+    assert checked.returncode == 2
+    assert reference.digest in checked.stderr
+
+
+def test_a_model_at_a_server_is_a_reference(tmp_path: Path) -> None:
+    """By its address, with the name that it has there; it is opened, and requests are replayed through it."""
+    reference = saved(linear_model(), tmp_path / "reference.onnx")
+    candidate = saved(linear_model(weight=WEIGHT * np.float32(-1)), tmp_path / "candidate.onnx")
+    listen = free_port()
+    with served(candidate) as port, served(reference) as other:
+        client = Client(listen)
+        client.start()
+        try:
+            done = invoked(
+                *("init", f"http://127.0.0.1:{other}/v2/models/digits", "--yes", "--json"),
+                *("--backend", f"127.0.0.1:{port}", "--listen", f"127.0.0.1:{listen}"),
+                *("--watch", "600", "--requests", "80"),
+                directory=tmp_path,
+            )
+        finally:
+            client.stop()
+    assert done.returncode == 0, done.stderr
+    (model,) = load(tmp_path / "config.toml").models
+    (found,) = model.references
+    assert (model.name, model.output_kind) == ("digits", "logits")
+    assert (found.runtime, found.url, found.model, found.path) == (
+        "oip-http",
+        f"http://127.0.0.1:{other}",
+        "",
+        "",
+    )
+    assert json.loads(done.stdout)["replays"].startswith("128 answers of 64 requests were compared")
+
+
+def test_in_a_terminal_it_asks_and_what_is_answered_is_written(tmp_path: Path) -> None:
+    """Addresses, whether to watch, the name, the accepted share and the collector; Enter takes what was found."""
+    saved(linear_model(), tmp_path / "model-fp32.onnx")
+    backend, listen = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    answers = (
+        ("Address of the inference server [127.0.0.1:8001]: ", backend),
+        ("Address for clients from now on [0.0.0.0:8000]: ", listen),
+        ("Watch traffic there for a minute now? [y/N]: ", ""),
+        ("The model's name in requests [model]: ", "credit"),
+        ("Accepted share of changed answers [0.01]: ", "2"),
+        ("Accepted share of changed answers [0.01]: ", "0.02"),
+        ("OpenTelemetry collector (empty: none): ", ""),
+    )
+    code, shown = typed(["init", "model-fp32.onnx"], answers, directory=tmp_path)
+    assert code == 0, shown
+    assert "2.0 is not in the range 0<x<1" in shown
+    assert "config.toml is written" in shown
+    config = load(tmp_path / "config.toml")
+    (model,) = config.models
+    assert (model.name, model.budget.flip) == ("credit", 0.02)
+    assert (config.sidecar.backend, config.sidecar.listen) == (backend, listen)
+
+
+def test_in_a_terminal_the_end_of_the_input_writes_nothing(tmp_path: Path) -> None:
+    """Ctrl-D at a question."""
+    saved(linear_model(), tmp_path / "model-fp32.onnx")
+    answers = (("Address of the inference server [127.0.0.1:8001]: ", "\x04"),)
+    code, shown = typed(["init", "model-fp32.onnx"], answers, directory=tmp_path)
+    assert code == 1, shown
+    assert "Aborted" in shown
     assert not (tmp_path / "config.toml").exists()
 
 

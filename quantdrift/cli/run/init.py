@@ -14,13 +14,15 @@ from quantdrift.cli.options import JSON, emit
 from quantdrift.cli.output import ProgressLine
 from quantdrift.core.config.address import AddressError, read_address
 from quantdrift.core.config.load import config_of, load
+from quantdrift.core.config.models import PROGRAM
 from quantdrift.core.config.parts import Parts
-from quantdrift.core.config.schema import Config
+from quantdrift.core.config.schema import Config, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
 from quantdrift.init.files import ModelFile, read_model_file
 from quantdrift.init.proposal import Choice, Proposal, choose, name_of, use_traffic
+from quantdrift.init.references import OpenedReference, program_reference, served_reference
 from quantdrift.init.server import Server, ask_server
 from quantdrift.init.toml import differences, slice_name, text_of
 from quantdrift.init.traffic import Traffic, watch
@@ -64,9 +66,7 @@ class Initialised(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.argument(
-    "reference", required=False, type=click.Path(exists=True, path_type=Path), metavar="[REFERENCE]"
-)
+@click.argument("reference", required=False, metavar="[REFERENCE]")
 @click.option(
     "--candidate",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -99,7 +99,7 @@ class Initialised(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--yes", is_flag=True, help="Ask nothing; take what was found, and defaults.")
 @JSON
 def init(
-    reference: Path | None,
+    reference: str | None,
     candidate: Path | None,
     name: str,
     backend: str,
@@ -113,8 +113,8 @@ def init(
 ) -> None:
     """Write a config.toml that fits a model, its server and its traffic.
 
-    REFERENCE is the model before quantisation: an ONNX file, or a folder of a language model. Its outputs tell what is compared, and
-    how. The server at --backend is asked for its protocol and its models. With --watch the command relays requests to it for a while, as
+    REFERENCE is the model before quantisation: an ONNX file, an exported program of PyTorch (.pt2, which is code and is run), a folder of a
+    language model, or a model at a server, http://HOST:PORT/v2/models/NAME. Its outputs tell what is compared, and how. The server at --backend is asked for its protocol and its models. With --watch the command relays requests to it for a while, as
     the sidecar does, and finds the model's name, the rate, headers that make slices, and edges of input features. At last it opens the
     reference and replays what came.
 
@@ -125,15 +125,18 @@ def init(
       quantdrift init models/digits-fp32.onnx
       quantdrift init models/digits-fp32.onnx --candidate models/digits-int8.onnx --backend 127.0.0.1:8001 --watch 60
       quantdrift init models/digits-fp32.onnx --yes --json
+      quantdrift init http://127.0.0.1:8002/v2/models/digits-fp32 --backend 127.0.0.1:8001
     """
     asks = not yes and not as_json and sys.stdin.isatty()
     say = _Say(quiet=as_json)
-    model_file = _reference(reference, say)
+    opened = _reference(reference, name, say)
+    model_file = opened.file if opened is not None else None
     candidate_file = read_model_file(candidate) if candidate is not None else None
     backend = _address(
         "--backend", backend or (_ask("Address of the inference server", _BACKEND) if asks else _BACKEND)
     )
-    server = ask_server(backend, tuple(filter(None, [name, *([reference.stem] if reference else [])])))
+    stem = opened.name if opened is not None else ""
+    server = ask_server(backend, tuple(filter(None, [name, stem])))
     _say_server(backend, server, say)
     listen = _address(
         "--listen", listen or (_ask("Address for clients from now on", _LISTEN) if asks else _LISTEN)
@@ -147,21 +150,21 @@ def init(
     traffic = _watched(listen, backend, watch_s, most_requests or 0, quiet=as_json) if watch_s else None
 
     outputs = [spec.name for spec in model_file.outputs] if model_file else []
-    model, notes = name_of(name, reference, server, traffic, outputs)
+    model, notes = name_of(name, stem, server, traffic, outputs)
     proposal = Proposal(
         listen=listen,
         backend=backend,
         name=model,
-        choice=_choice(model_file, reference, server),
-        reference=_beside(reference, out) if reference else "",
-        runtime="transformers" if reference is not None and model_file is None else "",
+        choice=_choice(opened, server),
         notes=notes,
     )
+    if opened is not None:
+        _refer(proposal, opened.reference, out)
     if candidate_file is not None:
         proposal.notes += _of_candidate(candidate_file, model_file)
     kept = tuple(entry for entry in traffic.kept if entry.model == model) if traffic is not None else ()
     if traffic is not None:
-        _learn(proposal, traffic, model_file, out)
+        _learn(proposal, traffic, opened, out)
     if asks:
         _ask_all(proposal)
     text = text_of(proposal)
@@ -172,8 +175,10 @@ def init(
         _write(out, text)
     checked: dict[str, str] = {}
     replayed = ""
-    if proposal.reference and is_new:
-        checked, replayed, problems = _first_replays(out, kept[:_MOST_REPLAYED])
+    if opened is not None and is_new:
+        checked, replayed, problems = _first_replays(
+            out, kept[:_MOST_REPLAYED], everything=bool(opened.reference.url)
+        )
         proposal.notes += problems
     planned = ""
     if checked and proposal.requests_per_s is not None:
@@ -217,40 +222,67 @@ def _address(option: str, text: str) -> str:
     return text
 
 
-def _beside(reference: Path, out: Path) -> str:
-    """Return the path as it must stand in the configuration, whose relative paths begin at its own folder."""
-    return os.path.relpath(reference.resolve(), out.resolve().parent)
+def _refer(proposal: Proposal, reference: Reference, out: Path) -> None:
+    """Put a reference into the proposal; relative paths in a configuration begin at its own folder."""
+    if reference.path:
+        proposal.reference = os.path.relpath(Path(reference.path).resolve(), out.resolve().parent)
+    if reference.runtime is not Runtime.ONNX:
+        proposal.runtime = reference.runtime.value
+    proposal.digest, proposal.url = reference.digest, reference.url
+    proposal.served_as = reference.model if reference.model != proposal.name else ""
 
 
-def _reference(reference: Path | None, say: _Say) -> ModelFile | None:
-    if reference is None:
+def _reference(text: str | None, name: str, say: _Say) -> OpenedReference | None:
+    if text is None:
         say(
             "No reference is given: without the model before quantisation nothing can be compared. Name its file to the command."
         )
         return None
-    if reference.is_dir():
-        if not (reference / "config.json").exists():
-            raise OperatorError(
-                f"{reference} is a folder without config.json: name an ONNX file, or the folder of a language model"
+    if "://" in text:
+        opened = served_reference(text, name)
+        if opened.file is None:
+            say(f"{text}: a language model at a server, {plain(opened.name)}")
+        else:
+            say(
+                f"{text}: {plain(opened.name)}, whose precision its server alone knows; {_tensors(opened.file)}"
             )
-        say(f"{reference}: a language model (transformers)")
-        return None
-    if reference.suffix != ".onnx":
+        return opened
+    path = Path(text)
+    if not path.exists():
+        raise OperatorError(f"{text}: there is no such file or folder")
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise OperatorError(
+                f"{path} is a folder without config.json: name an ONNX file, or the folder of a language model"
+            )
+        say(f"{path}: a language model (transformers)")
+        return OpenedReference(
+            reference=Reference(runtime=Runtime.TRANSFORMERS, path=str(path)), name=path.stem
+        )
+    if path.suffix == PROGRAM:
+        opened = program_reference(path)
+        assert opened.file is not None
+        say(f"{path}: an exported program of PyTorch, {opened.file.precision}; {_tensors(opened.file)}")
+        return opened
+    if path.suffix != ".onnx":
         raise OperatorError(
-            f"{reference} is no ONNX file. For references in PyTorch and at servers write [[models.references]] by hand:"
+            f"{path} is no ONNX file and no exported program (.pt2). For other references in PyTorch write [[models.references]] by hand:"
             " docs/how-to/references.md"
         )
-    model_file = read_model_file(reference)
+    model_file = read_model_file(path)
     if not model_file.is_full_precision:
         raise OperatorError(
-            f"{reference} is {model_file.precision}: name the model before quantisation, and this one with --candidate"
+            f"{path} is {model_file.precision}: name the model before quantisation, and this one with --candidate"
         )
+    trees = "decision trees, " if model_file.is_trees else ""
+    say(f"{path}: {trees}{model_file.precision}; {_tensors(model_file)}")
+    return OpenedReference(reference=Reference(path=str(path)), name=path.stem, file=model_file)
+
+
+def _tensors(model_file: ModelFile) -> str:
     inputs = ", ".join(str(spec) for spec in model_file.inputs)
     outputs = ", ".join(str(spec) for spec in model_file.outputs)
-    say(
-        f"{reference}: {'decision trees, ' if model_file.is_trees else ''}{model_file.precision}; takes {inputs}; gives {outputs}"
-    )
-    return model_file
+    return f"takes {inputs}; gives {outputs}"
 
 
 def _say_server(backend: str, server: Server | None, say: _Say) -> None:
@@ -263,11 +295,11 @@ def _say_server(backend: str, server: Server | None, say: _Say) -> None:
     say(f"{backend}: {plain(server.name) or 'a server'} {speech}{f'; its models: {names}' if names else ''}")
 
 
-def _choice(model_file: ModelFile | None, reference: Path | None, server: Server | None) -> Choice:
-    if model_file is not None:
-        return choose(model_file)
+def _choice(opened: OpenedReference | None, server: Server | None) -> Choice:
+    if opened is not None and opened.file is not None:
+        return choose(opened.file, opened.rows or None)
     generates = server is not None and any(protocol.startswith("openai") for protocol in server.protocols)
-    if reference is not None or generates:
+    if opened is not None or generates:
         return Choice(task=Task.GENERATION, why="text is generated")
     return Choice(
         task=Task.CLASSIFICATION,
@@ -295,7 +327,7 @@ def _requests(n: Any) -> str:
     return f"{n:,} requests" if n else "no request yet: send traffic there"
 
 
-def _learn(proposal: Proposal, traffic: Traffic, model_file: ModelFile | None, out: Path) -> None:
+def _learn(proposal: Proposal, traffic: Traffic, opened: OpenedReference | None, out: Path) -> None:
     """Put into the proposal what the traffic tells."""
     from quantdrift.init.replays import joined, recorded
 
@@ -307,8 +339,8 @@ def _learn(proposal: Proposal, traffic: Traffic, model_file: ModelFile | None, o
     ]
     config = _config_of(text_of(proposal), out)
     exchanges, _ = recorded(config, [entry for entry in traffic.kept if entry.model == proposal.name])
-    if model_file is not None and exchanges:
-        proposal.choice = choose(model_file, joined(exchange.outputs for exchange in exchanges))
+    if opened is not None and opened.file is not None and exchanges:
+        proposal.choice = choose(opened.file, joined(exchange.outputs for exchange in exchanges))
     use_traffic(proposal, traffic, joined(exchange.inputs for exchange in exchanges))
 
 
@@ -385,13 +417,13 @@ def _write(out: Path, text: str) -> None:
         raise OperatorError(f"{out} cannot be written: {error.strerror or error}") from error
 
 
-def _first_replays(out: Path, kept: Any) -> tuple[dict[str, str], str, list[str]]:
+def _first_replays(out: Path, kept: Any, *, everything: bool) -> tuple[dict[str, str], str, list[str]]:
     """Open the references as the shadow does, and replay what was captured; return what came, and what is wrong."""
     from quantdrift.cli.release.reference_check import check_references
     from quantdrift.init.replays import replay
 
     config = load(out)
-    checked = check_references(config, everything=False)
+    checked = check_references(config, everything=everything)
     problems = [*checked.problems, *checked.notes]
     if checked.problems or not kept:
         return checked.artefacts, "", problems
