@@ -385,5 +385,5 @@ def _columns(table: Array) -> Iterator[Slice]:
     for column, numbers in enumerate(table.T):
         values = np.unique(numbers[np.isfinite(numbers)])
         if _FEW <= len(values) <= _MOST_GROUPS:
-            edges = tuple(float(edge) for edge in (values[1:] + values[:-1]) / 2)
-            yield Slice(name=f"column {column}", feature="value", column=column, edges=edges)
+            groups = tuple(f"{value:g}" for value in values)
+            yield Slice(name=f"column {column}", feature="value", column=column, values=groups)

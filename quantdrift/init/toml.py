@@ -134,7 +134,7 @@ def _slices(proposal: Proposal) -> Iterator[str]:
             yield _option("edges", list(rule.edges), "a tenth of the items is below, a tenth above")
         else:
             yield _option("column", rule.column, "counted from 0")
-            yield _option("edges", list(rule.edges), "between the values that came")
+            yield _option("values", list(rule.values), "those that came")
 
 
 def _option(name: str, value: Any, comment: str) -> str:

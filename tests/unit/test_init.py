@@ -216,18 +216,18 @@ def test_headers_become_slices_a_person_and_nothing_else(tmp_path: Path) -> None
 
 
 def test_columns_with_few_values_become_slices(tmp_path: Path) -> None:
-    """Edges lie between the values; a column of any numbers is left alone, and missing numbers are a slice."""
+    """Each value is a group; a column of any numbers is left alone, and missing numbers are a slice."""
     rng = np.random.default_rng(3)
     table = np.stack([rng.normal(size=300), rng.integers(0, 3, size=300), np.ones(300)], axis=1)
     table[::10, 0] = np.nan
     proposal = _proposal()
     use_traffic(proposal, _traffic(), {"x": table})
-    assert [(rule.feature, rule.column, rule.edges) for rule in proposal.features] == [
-        ("missing", None, (1e-9,)),
-        ("value", 1, (0.5, 1.5)),
+    assert [(rule.feature, rule.column, rule.edges, rule.values) for rule in proposal.features] == [
+        ("missing", None, (1e-9,), ()),
+        ("value", 1, (), ("0", "1", "2")),
     ]
     assert _config(proposal, tmp_path).slices[1] == Slice(
-        name="column 1", feature="value", column=1, edges=(0.5, 1.5)
+        name="column 1", feature="value", column=1, values=("0", "1", "2")
     )
 
 
