@@ -25,7 +25,7 @@ SLICE = click.option("--slice", default="", help="Without ALERT: the slice, such
     "--candidate",
     type=_FILE,
     required=True,
-    help="The quantised model that serves: an ONNX file in QDQ form, an exported program (.pt2), or with --factory a file of weights.",
+    help="The quantised model that serves: an ONNX file in QDQ form or of decision trees, an exported program (.pt2), or with --factory a file of weights.",
 )
 @click.option(
     "--factory",
@@ -61,7 +61,8 @@ SLICE = click.option("--slice", default="", help="Without ALERT: the slice, such
 def diagnose(config_path: Path, number: int | None, *, as_json: bool, **options: Any) -> None:
     """Name the quantised sites of the candidate that damage a slice: that of ALERT, or the one of --slice.
 
-    A site is an activation range, the weight of a layer, or a layer as a whole where these cannot be told apart. Each is put into FP32 alone and with others, on inputs of the slice; a site
+    A site is an activation range, the weight of a layer, or a layer as a whole where these cannot be told apart; of decision trees,
+    the thresholds at a column of the input, or the leaves. Each is put into FP32 alone and with others, on inputs of the slice; a site
     is named only if it restores more than 39 placebos do, on inputs on which it was not chosen. Where several activation ranges are too narrow
     together, the ranges that cut values off are named as a group, by the same rules. A healthy candidate is accused in at
     most 5 % of diagnoses. Without --inputs it works on the exemplars of the slice, or, if none of them was drawn at random, on what

@@ -25,7 +25,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--candidate",
     type=_FILE,
     required=True,
-    help="The quantised model that serves: an ONNX file in QDQ form.",
+    help="The quantised model that serves: an ONNX file in QDQ form, or of decision trees.",
 )
 @click.option(
     "--inputs",
@@ -75,7 +75,7 @@ def repair(config_path: Path, number: int | None, *, as_json: bool, **options: A
     \b
     recalibrate  new activation ranges, from all traffic and the slice
     own-copy     a second quantised copy with the ranges of the slice, and a route to it
-    fp32-sites   the sites to blame are not quantised
+    fp32-sites   the sites to blame are not quantised; of decision trees all, where none is named
     reference    a route of the slice to the reference
     roll-back    the reference serves everything
 
