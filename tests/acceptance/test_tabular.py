@@ -16,7 +16,7 @@ from tests.support.commands import started
 pytestmark = [
     pytest.mark.acceptance,
     pytest.mark.release,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 BAD = "income>=90000"
@@ -34,8 +34,10 @@ async def test_the_rich_page_and_their_column_is_the_note_of_the_alert(tmp_path:
     up = ["quantdrift", "up", "--config", str(tmp_path / "config.toml"), "--data", str(tmp_path / "data")]
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(child("the server", server, tmp_path / "server.log"))
-        running = await stack.enter_async_context(child("quantdrift", up, tmp_path / "up.log", variables))
-        await running.ready(ports.admin(), "/readyz")
+        log = tmp_path / "up.log"
+        await stack.enter_async_context(child("quantdrift", up, log, variables))
+        while "quantdrift is up" not in log.read_text(encoding="utf-8", errors="replace"):
+            await asyncio.sleep(0.2)
         url = f"http://127.0.0.1:{ports.sidecar}/v2/models/credit/infer"
         traffic = asyncio.create_task(send(url, 60.0, 0.0, 7))
         firing = await _firing((tmp_path / "data" / "dsn").read_text().strip())
