@@ -19,9 +19,11 @@ def value_of(signal: Signal) -> str:
 
 
 def named_values() -> str:
-    """Return the values of the signals of plug-ins as a JSON object by name; NULL where there are none."""
-    pairs = [f"'{signal.metric}', {value_of(signal)}" for signal in named_signals()]
-    return f"jsonb_strip_nulls(jsonb_build_object({', '.join(pairs)}))" if pairs else "null"
+    """Return the values of the signals that comparators give by name as a JSON object; NULL where a row has none."""
+    signals = named_signals()
+    names = ", ".join(f"'{signal.detail}'" for signal in signals)
+    pairs = ", ".join(f"'{signal.metric}', {value_of(signal)}" for signal in signals)
+    return f"case when c.detail ?| array[{names}] then jsonb_strip_nulls(jsonb_build_object({pairs})) end"
 
 
 MEASURES: Final = {signal.metric.value: value_of(signal) for signal in BUILT_IN if signal.has_sums}

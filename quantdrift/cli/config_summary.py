@@ -193,7 +193,7 @@ def _notes(config: Config) -> list[str]:
         if reference.runtime in _HELD_BY_CANARIES and not reference.canaries
     ]
     notes += [
-        f"model `{model.name}`: answers that are sampled (temperature above 0) without log-probabilities are not measured, and"
+        f"model `{model.name}`: answers that are sampled with penalties, biases or a grammar are not measured without log-probabilities, and"
         " slices of which most are not stay `unknown`: let clients ask for top_logprobs, or give a copy of the candidate in"
         " models.references.copy"
         for model in config.models

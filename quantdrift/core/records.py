@@ -38,6 +38,7 @@ class Metric(Extensible):
     LATENCY = (
         "latency"  # of the candidate alone: 1 where it took longer than `models.budget.latency_p99_s`, else 0
     )
+    UNLIKELY = "unlikely-tokens"  # of sampled text: how far its tokens are among the least likely 5 % of the reference, 0.05 if both are equal
 
     @classmethod
     def group(cls) -> str:

@@ -128,7 +128,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     def is_asked(self, kind: str, budget: ModelBudget) -> bool:
         """Return whether a model's budget asks for a detector of this kind."""
         if self.detail:
-            return kind == DetectorKind.BUDGET and self.metric.value in budget.signals
+            return kind == DetectorKind.BUDGET and is_watched(self.metric.value, budget.signals)
         watched = self.kinds.get(DetectorKind(kind))
         return watched is not None and (not watched.option or bool(getattr(budget, watched.option)))
 
@@ -163,6 +163,34 @@ class SignalPlugin(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not self.things.strip() or not self.verb.strip():
             raise ValueError("`things` and `verb` must not be empty: they are the words of its alerts")
+
+
+@cache
+def _share(metric: Metric, plugin: SignalPlugin) -> Signal:
+    """Return the record of a share."""
+    what = f"{plugin.things} that {plugin.verb}"
+    return Signal(
+        metric=metric,
+        form=SignalForm.SHARE,
+        detail=plugin.detail,
+        budget=lambda budget: budget.signals.get(metric.value, 1.0),
+        pages=plugin.pages,
+        title=f"{what[0].upper()}{what[1:]}",
+        name=what,
+        moved=f"more {plugin.things} {plugin.verb}",
+        things=plugin.things,
+        verb=plugin.verb,
+        kinds={
+            DetectorKind.BUDGET: WatchedBy(
+                reason=f"the share of {_escaped(what)} {{is_}} above the budget",
+                wrong=f"more {_escaped(plugin.things)} of {{title}} {_escaped(plugin.verb)} than the budget allows",
+            )
+        },
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 BUILT_IN: Final = (
@@ -229,11 +257,24 @@ BUILT_IN: Final = (
             ),
         },
     ),
+    _share(
+        Metric.UNLIKELY,
+        SignalPlugin(
+            detail="unlikely",
+            things="sampled tokens",
+            verb="are among the 5 % that the FP32 model would say least",
+        ),
+    ),
 )
 """Quantdrift's own."""
 WATCHED: Final = tuple(signal.metric for signal in BUILT_IN if signal.has_sums)
 """The metrics that roll-ups, the floors of noise and the search for slices have, in this order."""
 _BY_METRIC: Final[Mapping[str, Signal]] = {signal.metric.value: signal for signal in BUILT_IN}
+
+
+def is_watched(name: str, budgets: Mapping[str, float]) -> bool:
+    """Return whether a named signal has a budget."""
+    return budgets.get(name, 0.0) > 0.0
 
 
 def signal_of(metric: str) -> Signal:
@@ -250,34 +291,7 @@ def signal_of(metric: str) -> Signal:
     name = Metric(metric)
     plugin = record_of(name, SignalPlugin)
     # Of a record in the database whose plug-in this process does not know.
-    return _of_plugin(name, plugin or SignalPlugin(detail="unknown", things="answers", verb=f"show {name}"))
-
-
-@cache
-def _of_plugin(metric: Metric, plugin: SignalPlugin) -> Signal:
-    what = f"{plugin.things} that {plugin.verb}"
-    return Signal(
-        metric=metric,
-        form=SignalForm.SHARE,
-        detail=plugin.detail,
-        budget=lambda budget: budget.signals.get(metric.value, 1.0),
-        pages=plugin.pages,
-        title=f"{what[0].upper()}{what[1:]}",
-        name=what,
-        moved=f"more {plugin.things} {plugin.verb}",
-        things=plugin.things,
-        verb=plugin.verb,
-        kinds={
-            DetectorKind.BUDGET: WatchedBy(
-                reason=f"the share of {_escaped(what)} {{is_}} above the budget",
-                wrong=f"more {_escaped(plugin.things)} of {{title}} {_escaped(plugin.verb)} than the budget allows",
-            )
-        },
-    )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
+    return _share(name, plugin or SignalPlugin(detail="unknown", things="answers", verb=f"show {name}"))
 
 
 def signal_names() -> list[str]:

@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,8 @@ from tokenizers import Tokenizer, models, normalizers, trainers
 
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.models.language.scoring import ScoringRequest, TokenRow
+from quantdrift.models.language.scoring import UNKNOWN, ScoringRequest, TokenRow
+from quantdrift.models.language.unlikely import unlikely_tokens
 from quantdrift.models.runtimes.registry import open_reference
 from tests.support.shadow.language_models import loaded, opening
 from tests.support.shadow.score_streams import scored
@@ -319,3 +321,20 @@ def test_an_own_answer_that_takes_too_long_is_broken_off(language_folder: Path) 
     own = language.answer(ScoringRequest(), wanted, lambda: (0, 5), within_s=1e-6)
     assert own == FreeAnswer(outcome=FreeAnswerOutcome.LATE)
     language.close()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.4])
+def test_unlikely_tokens_are_found_among_all_tokens(language_folder: Path, temperature: float) -> None:
+    """As from a list of the whole vocabulary."""
+    request = opening(language_folder)
+    generation = msgspec.structs.replace(request.model.generation, top=100_000)
+    request = msgspec.structs.replace(
+        request, model=msgspec.structs.replace(request.model, generation=generation)
+    )
+    runtime = open_reference(request)
+    asked = ScoringRequest(prompt_ids=(0, 5, 9), served_ids=(7, 30, 200, 4), temperature=temperature)
+    (scores,) = scored(runtime, asked)
+    runtime.close()
+    assert len(scores.unlikely) == 4
+    listed = unlikely_tokens(msgspec.structs.replace(scores, unlikely=UNKNOWN), temperature)
+    assert scores.unlikely == pytest.approx(listed, abs=1e-6)

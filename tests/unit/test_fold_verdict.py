@@ -365,7 +365,7 @@ def test_an_answer_of_text_needs_a_divergence_to_be_measured() -> None:
     ]
     fold, _ = fold_all(checked, config=text)
     assert _told(fold)[1].startswith(
-        "not measured: 400 of 400 answers are sampled texts without log-probabilities"
+        "not measured: 400 of 400 answers are texts sampled with penalties, biases or a grammar, without log-probabilities"
     )
     broken = [
         msgspec.structs.replace(

@@ -12,6 +12,7 @@ from quantdrift.core.config.schema import Budget, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.signals import BUILT_IN, DetectorKind, SignalForm, SignalPlugin, named_signals, signal_of
+from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.watch import SignalKey
 from quantdrift.storage.fold_rows import BatchRows, Episode
@@ -149,6 +150,54 @@ def test_values_beyond_0_and_1_are_clipped_and_missing_ones_are_not_counted(
         assert estimate.get("missed-intervals", {}).get("mean") == mean
 
 
+def _drawn(stream: list[BatchRows], *, after: int, unlikely: float | None = 0.05) -> list[BatchRows]:
+    """Return the stream as sampled text without log-probabilities; after a batch a slice has four times as many unlikely tokens."""
+    return [
+        msgspec.structs.replace(
+            rows,
+            comparisons=tuple(
+                msgspec.structs.replace(
+                    row,
+                    flip=None,
+                    divergence=None,
+                    signals={}
+                    if unlikely is None
+                    else {"unlikely-tokens": 4 * unlikely}
+                    if number > after and FAINT_ID in row.slice_ids
+                    else {"unlikely-tokens": unlikely},
+                )
+                for row in rows.comparisons
+            ),
+        )
+        for number, rows in enumerate(stream)
+    ]
+
+
+def test_sampled_text_is_judged_by_its_unlikely_tokens() -> None:
+    """Without them nothing of it is measured, and that is the verdict; with them it is `ok`, and the slice that is damaged pages."""
+    text = msgspec.structs.replace(CONFIG, models=(Model(name="digits", task=Task.GENERATION),))
+    fold, _ = fold_all(_drawn(batches(400), after=400, unlikely=None), config=text)
+    of_all = [row for row in fold.verdicts() if row.slice_id == ALL_ID]
+    assert {row.verdict for row in of_all} == {Verdict.UNKNOWN}
+    assert any("not measured" in row.reason for row in of_all)
+    fold, outcome = fold_all(_drawn(batches(400), after=200), config=text)
+    assert verdict_of(fold, ALL_ID)[0] is Verdict.OK
+    assert verdict_of(fold, FAINT_ID)[0] is Verdict.FIRING
+    opened = [row for row in outcome.transitions if row.slice_id == FAINT_ID and row.event]
+    assert "of sampled tokens in scanner=faint are among the 5 %" in page(opened[-1].alert)
+
+
+def test_the_budget_of_unlikely_tokens_is_the_owners() -> None:
+    """It has one without being told where text is generated, and 0 turns it off."""
+    budgets = {
+        task: msgspec.convert({"name": "m", "task": task}, Model).budget.signals
+        for task in ("generation", "classification")
+    }
+    assert budgets == {"generation": {"unlikely-tokens": 0.1}, "classification": {}}
+    off = Model(name="m", task=Task.GENERATION, budget=Budget(signals={"unlikely-tokens": 0.0}))
+    assert not signal_of("unlikely-tokens").is_asked(DetectorKind.BUDGET, off.budget)
+
+
 def test_a_budget_of_a_signal_that_nobody_adds_is_an_error(tmp_path: Path) -> None:
     """It names the option, and what to do."""
     path = tmp_path / "config.toml"
@@ -163,8 +212,8 @@ def test_a_stored_signal_is_read_without_its_package() -> None:
     """Its words are general, and name it."""
     signal = signal_of("elsewhere")
     assert (signal.form, signal.name) == (SignalForm.SHARE, "answers that show elsewhere")
-    assert not list(named_signals())
-    assert named_values() == "null"
+    assert [of.metric for of in named_signals()] == [Metric.UNLIKELY]
+    assert "elsewhere" not in named_values()
 
 
 def test_values_are_read_by_name_and_only_where_they_are_numbers(

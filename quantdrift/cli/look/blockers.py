@@ -32,7 +32,7 @@ _SEE: Final = re.compile("[:;] see `quantdrift status`$")
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _UNMEASURED: Final = {
     True: (
-        "they were sampled, and have no log-probabilities. Let clients ask for top_logprobs, or give a copy of the candidate in"
+        "they were sampled with penalties, biases or a grammar, and have no log-probabilities. Let clients ask for top_logprobs, or give a copy of the candidate in"
         " models.references.copy"
     ),
     False: "the reference gave numbers that are not finite. See the log of the shadow",

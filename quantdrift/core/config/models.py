@@ -12,8 +12,10 @@ from quantdrift.core.config.section import Section, about
 from quantdrift.core.config.tasks import Generation, Ranking, RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.plugins import Extensible
+from quantdrift.core.records import Metric
 from quantdrift.core.tasks import Task
 
+_UNLIKELY: Final = 0.1  # 0.05 of equal models, and 0.064 of a small model at 4 bits that is sound
 PROGRAM: Final = ".pt2"
 """Suffix of an exported program of PyTorch."""
 
@@ -264,9 +266,10 @@ class Budget(Section, frozen=True, kw_only=True):
         ),
     ] = 0.0
     signals: Annotated[
-        dict[str, Annotated[float, Meta(ge=1e-5, lt=1)]],
+        dict[str, Annotated[float, Meta(ge=0, lt=1)]],
         about(
-            "Of signals that plug-ins add, by name: the accepted mean, from 0 to 1. A signal is watched where it has a budget."
+            "Of named signals the accepted mean, from 0 to 1; 0: not watched. `unlikely-tokens` of generated text, 0.1 if it is not given, "
+            "and those of plug-ins, which are watched where they have a budget."
         ),
     ] = msgspec.field(default_factory=dict)
 
@@ -443,6 +446,13 @@ class Model(Section, frozen=True, kw_only=True):
     segmentation: Segmentation = Segmentation()
     tensor: RawTensor = RawTensor()
     generation: Generation = Generation()
+
+    def __post_init__(self) -> None:
+        if self.task is Task.GENERATION and Metric.UNLIKELY.value not in self.budget.signals:
+            signals = {Metric.UNLIKELY.value: _UNLIKELY, **self.budget.signals}
+            msgspec.structs.force_setattr(
+                self, "budget", msgspec.structs.replace(self.budget, signals=signals)
+            )
 
     @property
     def thresholds(self) -> tuple[float, ...]:

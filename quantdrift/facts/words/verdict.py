@@ -41,7 +41,7 @@ def looks_like_sessions(attribute: str) -> str:
 def not_measured(n: int, n_items: int, task: Task) -> str:
     """Return that most of what was compared could not be measured."""
     why = (
-        "are sampled texts without log-probabilities"
+        "are texts sampled with penalties, biases or a grammar, without log-probabilities"
         if task is Task.GENERATION
         else "could not be measured: the reference returned NaN or infinity"
     )

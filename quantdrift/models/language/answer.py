@@ -28,6 +28,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     is_greedy
         Whether each token had to be the most likely one: no sampling, and nothing that forbids, favours or penalises
         tokens.
+    temperature
+        At which its tokens were drawn; None if it is greedy or that is not known.
     wants_json
         Whether the client asked for JSON.
     schema
@@ -43,6 +45,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     n_tokens: int | None = None
     is_cut: bool = False
     is_greedy: bool = False
+    temperature: float | None = None
     wants_json: bool = False
     schema: dict[str, Any] = {}
     tools: dict[str, dict[str, Any]] = {}

@@ -20,6 +20,7 @@ from quantdrift.models.language.request_options import (
     json_asked,
     may_be_cut,
     object_of,
+    sampling_temperature,
     takes_likeliest,
     template_of,
     wanted_choices,
@@ -172,7 +173,7 @@ def _answers(parts: _ExchangeParts) -> list[Answer]:
     if not all(len(column) == n_choices for column in (reasons, calls, *other_texts)):
         raise _schema("the choices differ in number from tensor to tensor")
     wants_json, schema = json_asked(parts.options)
-    is_greedy = takes_likeliest(parts.options)
+    is_greedy, temperature = takes_likeliest(parts.options), sampling_temperature(parts.options)
     offered = {
         str(function.get("name", "")): object_of(function.get("parameters"))
         for function in (
@@ -195,6 +196,7 @@ def _answers(parts: _ExchangeParts) -> list[Answer]:
             n_tokens=_n_tokens(outputs, index, n_choices),
             is_cut=may_be_cut(parts.options, reasons[index]),
             is_greedy=is_greedy,
+            temperature=temperature,
             wants_json=wants_json,
             schema=schema,
             tools=offered,
@@ -243,6 +245,7 @@ def _scoring_request(
         served_ids=served_ids,
         is_cut=text == answer.text and may_be_cut(options, answer.finish_reason),
         is_ended=ended_itself(options, answer.finish_reason),
+        temperature=answer.temperature,
     )
 
 

@@ -62,6 +62,20 @@ def takes_likeliest(options: Mapping[str, Any]) -> bool:
     return not constraints(options) and not has_grammar(options)
 
 
+def sampling_temperature(options: Mapping[str, Any]) -> float | None:
+    """Return the temperature at which tokens were drawn: 1 where the request has none, as OpenAI's.
+
+    None if decoding was greedy, or if more than the temperature says how likely the drawn tokens were, apart from samplers that only
+    remove less likely tokens.
+    """
+    temperature = options.get("temperature")
+    temperature = 1.0 if temperature is None else temperature
+    if type(temperature) not in {int, float} or not temperature > 0 or options.get("top_k") == 1:
+        return None
+    moved = options.get("typical_p", 1) not in {None, 1} or bool(options.get("dynatemp_range"))
+    return None if moved or constraints(options) or has_grammar(options) else float(temperature)
+
+
 def constraints(options: Mapping[str, Any]) -> set[str]:
     """Return the options that forbid, favour or penalise tokens, apart from `response_format` and `tool_choice`."""
     grammars = {name for name in _GRAMMARS if options.get(name) is not None}

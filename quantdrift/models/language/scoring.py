@@ -53,6 +53,8 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_ended
         Whether the model ended the answer itself, and no limit did; None if unknown, or if a client's stop sequence may
         have.
+    temperature
+        At which its tokens were drawn; None if it is greedy or that is not known.
     free_answer
         The request for a free-running answer of the reference; None if it is not to generate one.
     """
@@ -69,6 +71,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_cut: bool = False
     ask_replica: bool = False
     is_ended: bool | None = None
+    temperature: float | None = None
     free_answer: FreeAnswerRequest | None = None
 
 
@@ -96,6 +99,9 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
         the candidate went on; NaN where unknown. Empty if the model's end tokens are unknown.
     end_p
         The probability of ending where the candidate ended; NaN if the candidate did not end itself, or it is unknown.
+    unlikely
+        (tokens,), how far each is among the least likely ones, from all log-probabilities
+        (`quantdrift.models.language.unlikely`). Empty: only the listed ones are known.
     copy
         In a reference's scores: the scores of the candidate's replica for the same tokens; None if it was not asked.
     free_answer
@@ -112,6 +118,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     ends: npt.NDArray[np.float64] = UNKNOWN
     ends_upper: npt.NDArray[np.float64] = UNKNOWN
     end_p: float = math.nan
+    unlikely: npt.NDArray[np.float64] = UNKNOWN
     copy: "Scores | None" = None
     free_answer: FreeAnswer | None = None
 
@@ -136,12 +143,15 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
         Whether the last token of `served` is an end token.
     is_added
         Whether that end token was not served: it is appended to get its probability, and removed from the scores.
+    temperature
+        At which the tokens were drawn; None if they were not, or that is not known.
     """
 
     prompt: tuple[int, ...]
     served: tuple[int, ...]
     is_ended: bool = False
     is_added: bool = False
+    temperature: float | None = None
 
 
 def replay_error(detail: str) -> QuarantineError:

@@ -17,7 +17,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
-from quantdrift.core.signals import budget_of, cap_of, named_signals
+from quantdrift.core.signals import budget_of, cap_of, is_watched, named_signals
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import POLICY
@@ -273,7 +273,8 @@ class Fold:
         budgets = [self.state.budget(entry.rows[0].model_version_id) for entry in observed]
         cap = np.array([budget.cap for budget in budgets])[columns.of]
         closed = np.array([entry.closed for entry in observed])[columns.observation]
-        unmeasured = self._unmeasured(observed, columns)
+        named = self._named(columns, [budget.signals for budget in budgets])
+        unmeasured = self._unmeasured(observed, columns, named)
         self.state.rollup.add(columns, ~closed, cap, unmeasured)
         self.state.rollup.close(columns, closed)
         limits = np.array([budget.latency_p99_s for budget in budgets])
@@ -284,7 +285,7 @@ class Fold:
             cap,
             limits[columns.of] if limits.any() else None,
             grows[columns.of] if grows.any() else None,
-            named=self._named(columns, [budget.signals for budget in budgets]),
+            named=named,
         )
         captured_us = groups.captured_us(observed)
         mass = self._live(groups, observed, event_us, captured_us)
@@ -299,17 +300,20 @@ class Fold:
         return slices + shown_nothing, [(slices[change.watch], change) for change in changes]
 
     def _named(self, columns: Columns, budgets: Sequence[Mapping[str, float]]) -> dict[Metric, FloatArray]:
-        """Return the values of the signals of plug-ins that a model asks for, (items,) each; `budgets` is (observations,)."""
+        """Return the values of the named signals that a model asks for, (items,) each; `budgets` is (observations,)."""
         if not any(budgets):
             return {}
         return {
             signal.metric: columns.named(
-                signal.metric, np.array([signal.metric.value in of_model for of_model in budgets])[columns.of]
+                signal.metric,
+                np.array([is_watched(signal.metric.value, of_model) for of_model in budgets])[columns.of],
             )
             for signal in named_signals()
         }
 
-    def _unmeasured(self, observed: Sequence[Observation], columns: Columns) -> BoolArray:
+    def _unmeasured(
+        self, observed: Sequence[Observation], columns: Columns, named: Mapping[Metric, FloatArray]
+    ) -> BoolArray:
         """Return of which items nothing was measured, (items,)."""
         unknown = np.isnan(columns.column("divergence"))
         if not unknown.any():
@@ -324,6 +328,8 @@ class Fold:
         )[columns.of]
         flip = columns.column("flip")
         unmeasured: BoolArray = unknown & (np.isnan(flip) | (by_divergence & (flip == 0.0)))
+        for values in named.values():
+            unmeasured &= np.isnan(values)
         return unmeasured
 
     def _count_items(

@@ -203,7 +203,8 @@ def forecast(
         replays = traffic.requests_per_s * all_traffic.rate
     granted = _granted(config, question, replays, most, notes)
     # At most: some are watched only where they are asked for.
-    n_signals = sum(len(signal.kinds) for signal in BUILT_IN if signal.column) + len(model.budget.signals)
+    n_signals = sum(len(signal.kinds) for signal in BUILT_IN if signal.column)
+    n_signals += sum(budget > 0 for budget in model.budget.signals.values())
     others = sum(
         len(SliceAssigner(config, other.name).declared()) for other in config.models if other is not model
     )

@@ -34,6 +34,10 @@ its positions at least, or there was JSON or a tool call to be checked. Else it 
 those alone counted, every such answer that counts would have flipped, whatever their share. What a check alone decided has no
 `divergence`, so the answer counts as not measured (`quantdrift.core.tasks`).
 
+- `unlikely` = mean of how far a sampled token is among the least likely ones of the reference (`quantdrift.models.language.unlikely`),
+  with or without log-probabilities: 0.05 for equal models. It is watched where the answer was drawn at a known temperature and
+  without penalties or grammar, and then the answer counts as measured.
+
 The end of answers. With e_i the reference's probability of a token that ends the answer at position i, given the prompt and all served tokens
 before it, and m the number of positions at which the candidate went on (all of them if a limit cut it):
 
@@ -53,6 +57,7 @@ All measures but those of the end are about the first `max_tokens` tokens. The r
 in `free_answer`.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -66,6 +71,7 @@ from quantdrift.models.comparators.text.free_answer import compare_free_answers
 from quantdrift.models.comparators.text.validity import calls_valid, is_broken, json_valid
 from quantdrift.models.language.answer import Answer
 from quantdrift.models.language.scoring import ANSWER, NO_SCORES, SCORES, Scores
+from quantdrift.models.language.unlikely import is_drawn, unlikely_tokens
 from quantdrift.models.tensors.arrays import Outputs, output_error
 
 Codes = npt.NDArray[np.int64]
@@ -223,6 +229,7 @@ class GenerationComparator:
                 "same_top1": mean(same.astype(np.float64), has_top) + undefined,
                 "tool_calls_valid": _column(calls_valid(answer) for answer in answers),
                 "top1_share": mean(likeliest.astype(np.float64)) + undefined,
+                "unlikely": np.array(list(map(_unlikely, answers, reference_scores))) + undefined,
                 **over_cells,
                 **{name: values + undefined for name, values in endings(reference_scores).items()},
                 **compare_free_answers(answers, reference_scores),
@@ -388,6 +395,17 @@ def _is_of(answer: Answer, n_scored: int) -> bool:
     if answer.is_cut:
         return n_less >= 0
     return n_less == 0 or (n_less == 1 and answer.finish_reason != "length")
+
+
+def _unlikely(answer: Answer, scores: Scores) -> float:
+    """Return the mean of x over the tokens of an answer; NaN if it was not drawn, or others were scored than were served."""
+    if (
+        not len(scores.logprobs)
+        or not is_drawn(answer.temperature)
+        or not _is_of(answer, len(scores.logprobs))
+    ):
+        return math.nan
+    return float(unlikely_tokens(scores, answer.temperature).mean())
 
 
 def _is_finite(scores: Scores | None) -> bool:

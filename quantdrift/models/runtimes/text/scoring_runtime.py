@@ -187,13 +187,14 @@ class ScoringRuntime:
         if not scored:
             raise replay_error(f"the prompt has {len(prompt)} tokens, the reference takes {longest} in all")
         ends = self._language.end_ids
+        row = TokenRow(prompt=prompt, served=scored, temperature=request.temperature)
         if request.is_ended is False or len(scored) < len(served):
-            return TokenRow(prompt=prompt, served=scored)
+            return row
         if scored[-1] in ends:
-            return TokenRow(prompt=prompt, served=scored, is_ended=True)
+            return msgspec.structs.replace(row, is_ended=True)
         if request.is_ended and ends and len(scored) < room:
-            return TokenRow(prompt=prompt, served=(*scored, ends[0]), is_ended=True, is_added=True)
-        return TokenRow(prompt=prompt, served=scored)
+            return msgspec.structs.replace(row, served=(*scored, ends[0]), is_ended=True, is_added=True)
+        return row
 
     def _served_ids(self, text: str) -> tuple[int, ...]:
         """Return the tokens of an answer's text, which continues the prompt.
@@ -248,4 +249,5 @@ def _finished(row: TokenRow, scores: Scores) -> Scores:
         top_tokens=scores.top_tokens[:n_scored],
         top_ids=scores.top_ids[:n_scored],
         top_logprobs=scores.top_logprobs[:n_scored],
+        unlikely=scores.unlikely[:n_scored],
     )

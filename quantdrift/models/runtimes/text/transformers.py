@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from quantdrift.core.errors import OperatorError
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.models.language.scoring import UNKNOWN, Scores, ScoringRequest, TokenRow, replay_error
+from quantdrift.models.language.unlikely import is_drawn, unlikely_share
 from quantdrift.models.runtimes.onnx.device import driver_version
 from quantdrift.models.runtimes.protocol import (
     Artefact,
@@ -239,7 +240,7 @@ class TransformersLanguage:
         logits, first = self._logits(rows)
         for index, row in enumerate(rows):
             begin = len(row.prompt) - 1 - first
-            yield self._scores_of(row.served, logits[index, begin : begin + len(row.served)])
+            yield self._scores_of(row, logits[index, begin : begin + len(row.served)])
 
     def _logits(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, int]:
         """Return logits : (rows, positions, tokens), and the position of the first ones.
@@ -266,8 +267,9 @@ class TransformersLanguage:
             )
         return output.logits, first
 
-    def _scores_of(self, served: tuple[int, ...], logits: torch.Tensor) -> Scores:
-        """Return the scores of `served` : (positions,), from `logits` : (positions, tokens)."""
+    def _scores_of(self, row: TokenRow, logits: torch.Tensor) -> Scores:
+        """Return the scores of the answer of `row` : (positions,), from `logits` : (positions, tokens)."""
+        served = row.served
         k = min(self._top, logits.shape[-1])
         columns: list[tuple[torch.Tensor, ...]] = []
         with torch.inference_mode():
@@ -279,22 +281,26 @@ class TransformersLanguage:
                 own = logprobs.gather(1, targets[part])
                 top = logprobs.topk(k, dim=-1)
                 ends = logprobs[:, ending].exp().sum(dim=-1)
-                columns.append((own[:, 0], (logprobs > own).sum(dim=-1) + 1, top.indices, top.values, ends))
+                above = (logprobs > own).sum(dim=-1) + 1
+                columns.append(
+                    (own[:, 0], above, top.indices, top.values, ends, *_around(logprobs, own, row))
+                )
         joined = [
             torch.cat(columns_of_batch).cpu().numpy() for columns_of_batch in zip(*columns, strict=True)
         ]
-        of_served, ranks, top_ids, top_logprobs, ends_p = joined
+        of_served, ranks, top_ids, top_logprobs, ends_p, *around = joined
         ends_p = ends_p.clip(0.0, 1.0) if self.end_ids else UNKNOWN
         return Scores(
             tokens=tuple(map(self._spelt, served)),
             ids=served,
             logprobs=of_served,
             ranks=ranks.astype(np.float64),
-            top_tokens=tuple(tuple(map(self._spelt, row)) for row in top_ids.tolist()),
+            top_tokens=tuple(tuple(map(self._spelt, of_position)) for of_position in top_ids.tolist()),
             top_ids=top_ids,
             top_logprobs=top_logprobs,
             ends=ends_p,
             ends_upper=ends_p,
+            unlikely=unlikely_share(*around) if around else UNKNOWN,
         )
 
     def _spelt(self, token: int) -> bytes:
@@ -311,6 +317,22 @@ class TransformersLanguage:
 def open_reference(request: RuntimeRequest) -> ScoringRuntime:
     """Return the reference; errors as of `TransformersLanguage`."""
     return ScoringRuntime(request, TransformersLanguage(request))
+
+
+def _around(logprobs: torch.Tensor, own: torch.Tensor, row: TokenRow) -> tuple[torch.Tensor, ...]:
+    """Return the probabilities of what is less likely than a token, and of what is as likely, (positions,) each; () without a temperature.
+
+    Parameters
+    ----------
+    logprobs
+        (positions, tokens).
+    own
+        (positions, 1), of the served tokens.
+    """
+    if not is_drawn(row.temperature):
+        return ()
+    p = torch.softmax(logprobs / row.temperature, dim=-1)
+    return (p * (logprobs < own)).sum(dim=-1), (p * (logprobs == own)).sum(dim=-1)
 
 
 def _length(row: TokenRow) -> int:
