@@ -9,6 +9,7 @@ import argparse
 import logging
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -119,7 +120,7 @@ def _config(source: Path, out: Path, nav: list[Any]) -> dict[str, Any]:
         "docs_dir": str(source),
         "site_dir": str(out.resolve()),
         "strict": True,
-        "use_directory_urls": False,  # it can be read from a disk
+        "use_directory_urls": False,  # from a disk it can be read, and not searched: browsers forbid that
         "nav": nav,
         "theme": _THEME,
         "plugins": ["search"],
@@ -184,4 +185,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "site", help="Folder to build into.")
     logging.basicConfig(format="%(message)s")
-    build(parser.parse_args().out)
+    folder = parser.parse_args().out
+    build(folder)
+    sys.stdout.write(
+        f"{folder} has the pages: `python -m http.server -d {folder}` shows them with their search\n"
+    )
