@@ -90,7 +90,7 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
             if stop.is_set():
                 exit_at_once(128 + number)
             _LOG.info(
-                "%s received: stopping, which may take %g s; a second signal ends it at once",
+                "%s received: stopping, which may take %g s; another signal ends it at once",
                 signal.Signals(number).name,
                 grace_s,
             )
