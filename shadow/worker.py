@@ -122,6 +122,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     health = Health(clock)
     telemetry = Telemetry("quantdrift-shadow")
     telemetry.observe_config("shadow", lambda: config)
+    telemetry.observe_exports()
     spans: Spans = NoSpans()
     if config.telemetry.otlp_endpoint:
         spans = OtlpSpans.to(config.telemetry, secrets, telemetry.resource)
@@ -221,12 +222,6 @@ async def _work(
     discovered = DiscoveredSlices(database, assessor.watch_discovered, drained)
     await discovered.refresh()
 
-    async def ping() -> None:
-        with contextlib.suppress(RetryError):
-            await database.ping()
-            health.database_answered()
-        await drained.wait(_PING_S)
-
     keys = KeyFile.of(config.stream.payload_key_file, "stream.payload_key_file", clock)
     # A single one: its hourly allowance is for the process, and it counts the shares of values.
     writer = Writer(database, clock, ValueRules(config), keys)
@@ -319,7 +314,7 @@ async def _work(
             for title, work in (
                 *(step for pipeline in pipelines for step in pipeline.steps),
                 ("keeping messages alive", keep_alive),
-                ("pinging Postgres", ping),
+                ("pinging Postgres", lambda: _ping(database, health, drained)),
                 ("counting expired samples", expired.count_and_wait),
                 ("watching the stream", lambda: lag.look_and_wait(queue, drained)),
                 ("reading clusterings", clusterings.refresh_and_wait),
@@ -345,6 +340,17 @@ async def _work(
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
+
+
+async def _ping(database: Database, health: Health, stop: Stop) -> None:
+    """Note whether Postgres answers, then wait."""
+    try:
+        await database.ping()
+    except (RetryError, OperatorError):  # what stores says why
+        health.database_failed()
+    else:
+        health.database_answered()
+    await stop.wait(_PING_S)
 
 
 async def _store_shares(writer: Writer, stop: Stop) -> None:

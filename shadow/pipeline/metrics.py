@@ -231,12 +231,13 @@ class ShadowMetrics:
 
 
 class Health:
-    """The readiness of the worker: whether stream and database have answered lately."""
+    """The readiness of the worker: whether stream and database have answered lately, and the last batch was stored."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stream_s: float | None = None
         self._database_s: float | None = None
+        self._stores = True
 
     def stream_answered(self) -> None:
         """Note that the stream has answered."""
@@ -246,7 +247,21 @@ class Health:
         """Note that Postgres has answered."""
         self._database_s = self._clock.monotonic_s()
 
+    def database_failed(self) -> None:
+        """Note that Postgres has not answered."""
+        self._database_s = None
+
+    def stored(self) -> None:
+        """Note that Postgres has stored a batch."""
+        self._stores = True
+        self.database_answered()
+
+    def store_failed(self) -> None:
+        """Note that Postgres has not stored a batch; with a full disk it answers all the same."""
+        self._stores = False
+
     def ready(self) -> bool:
-        """Return whether both have answered within the last `READY_S` seconds."""
+        """Return whether both have answered within the last `READY_S` seconds, and no batch waits for a store that fails."""
         now_s = self._clock.monotonic_s()
-        return all(at is not None and now_s - at <= READY_S for at in (self._stream_s, self._database_s))
+        answers = (self._stream_s, self._database_s)
+        return self._stores and all(at is not None and now_s - at <= READY_S for at in answers)

@@ -219,14 +219,14 @@ class Stages:
                 lambda: self._writer.store(assessed.batch),
                 self._stop,
                 limit_s=self._store_limit_s,
-                failed=self._meters.store_failed,
+                failed=self._store_failed,
             )
             if written is None:
                 await give_back(assessed.deliveries)
                 return
             stored_s = self._clock.monotonic_s()
             self._meters.record_step(Step.STORE, stored_s - began_s)
-            self._health.database_answered()
+            self._health.stored()
             self._meters.stored(assessed.batch, written)
             if quarantined := assessed.batch.quarantined:
                 _LOG.warning(
@@ -241,6 +241,10 @@ class Stages:
             await self._store_vectors_once(assessed.batch.vectors)
         finally:
             self._release(assessed.deliveries)
+
+    def _store_failed(self) -> None:
+        self._meters.store_failed()
+        self._health.store_failed()
 
     def _kept_outputs(
         self, prepared: Sequence[PreparedExchange], outputs: Sequence[Answer]

@@ -5,9 +5,11 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import asyncpg
 import msgspec
 import numpy as np
@@ -27,11 +29,13 @@ from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.demo.otlp_receiver import OtlpReceiver
+from quantdrift.shadow.pipeline import metrics
 from quantdrift.shadow.pipeline.in_flight import InFlight
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.server.postgres import PostgresServer
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
 from tests.support.shadow.shadow_workers import serving, worker_config
+from tests.support.sidecar.relay_process import free_port
 
 DEADLINE_S = 30.0
 
@@ -294,16 +298,29 @@ async def test_tallies_are_stored(config: Config, postgres_dsn: str) -> None:
 
 
 @pytest.mark.fault
-async def test_postgres_may_go_and_come_back(config: Config, postgres_server: PostgresServer) -> None:
-    """While Postgres is away nothing is acknowledged; when it is back everything is stored, once."""
+async def test_postgres_may_go_and_come_back(
+    config: Config, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While Postgres is away nothing is acknowledged, and the worker is not ready; when it is back everything is stored, once."""
+    monkeypatch.setattr(metrics, "READY_S", 3600.0)  # the failure counts, not that it was long ago
+    admin = f"127.0.0.1:{free_port()}"
+    config = msgspec.structs.replace(config, shadow=msgspec.structs.replace(config.shadow, admin=admin))
     dsn = postgres_server.dsn
-    async with serving(config, dsn) as queue:
+    async with serving(config, dsn) as queue, aiohttp.ClientSession() as client:
+
+        async def answers(status: int) -> bool:
+            async with client.get(f"http://{admin}/readyz") as answer:
+                return answer.status == status
+
         await _publish(queue, exchange_of(inputs_of(1)))
         await _until_counted(dsn, "comparison", 1)
+        await _until(partial(answers, 200))
         postgres_server.kill()
         await _publish(queue, *(exchange_of(inputs_of(1, seed)) for seed in range(40)))
         assert (await read_backlog(queue)).n_messages == 40
+        await _until(partial(answers, 503))
         postgres_server.start()
+        await _until(partial(answers, 200))
         await _until_counted(dsn, "comparison", 41)
         await _until_empty(queue)
     assert len(await _fetch(dsn, "select 1 from comparison")) == 41
