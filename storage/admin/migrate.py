@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from alembic import command
 from alembic.config import Config as AlembicConfig
 from alembic.runtime.migration import MigrationContext
@@ -19,7 +20,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.storage.audit import Action, add, newest
 from quantdrift.storage.database import make_engine, translated
 from quantdrift.storage.schema.partitions import AHEAD_DAYS, ensure_partitions
-from quantdrift.storage.schema.revision import OLDEST, refusal
+from quantdrift.storage.schema.revision import OLDEST, chain, other_chain, refusal, write_chain
 from quantdrift.storage.schema.unknown import refuse_unknown
 
 # "quantdri" as a number: the advisory lock that lets one upgrade of a database run at a time.
@@ -32,6 +33,24 @@ _COMPATIBILITY: Final = text("""
     insert into compatibility (id, oldest_revision) values (1, :oldest)
     on conflict (id) do update set oldest_revision = excluded.oldest_revision
 """)
+
+
+class SchemaState(msgspec.Struct, frozen=True, kw_only=True):
+    """The schema of a database beside that of this release.
+
+    Parameters
+    ----------
+    revision
+        Of the database; None: it was never upgraded.
+    waiting
+        Names of the revisions that an upgrade would apply, in order.
+    is_newer
+        Whether a newer release has upgraded it, and this one can work with it.
+    """
+
+    revision: str | None
+    waiting: tuple[str, ...] = ()
+    is_newer: bool = False
 
 
 async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int = AHEAD_DAYS) -> list[str]:
@@ -77,19 +96,17 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
         await connection.execute(text(f"set lock_timeout = '{_LOCK_TIMEOUT_S}s'"))
         await connection.execute(text(f"set statement_timeout = '{_STATEMENT_TIMEOUT_S}s'"))
         await connection.commit()
-        await refuse_unknown(connection)
+        state = await _state(connection)
         # Alembic opens a transaction per revision only where none is open yet.
         await connection.commit()
-        progress(f"schema revision: {await connection.run_sync(_revision) or 'none'}, newest: {head()}")
-        await connection.commit()
-        if newer := await connection.run_sync(_newer):
-            if why := await refusal(connection):
-                raise OperatorError(why)
+        progress(f"schema revision: {state.revision or 'none'}, newest: {head()}")
+        if state.is_newer:
             progress(
-                f"a newer release upgraded the schema to revision {newer}; this release can work with it: nothing to upgrade"
+                f"a newer release upgraded the schema to revision {state.revision}; this release can work with it: nothing to upgrade"
             )
             return applied
         await connection.run_sync(_upgrade, on_applied)
+        await write_chain(connection)
         await connection.execute(_COMPATIBILITY, {"oldest": OLDEST})
         last = await newest(connection, [Action.DB_UPGRADE])
         before = None if last is None else last.after
@@ -108,6 +125,18 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
             f"created {len(new_partitions)} daily partitions" if new_partitions else "daily partitions exist"
         )
     return applied
+
+
+async def check(dsn: str) -> SchemaState:
+    """Return what an upgrade would do; nothing is changed.
+
+    Raises
+    ------
+    OperatorError, RetryError
+        As `upgrade`.
+    """
+    async with _connected(dsn) as connection:
+        return await _state(connection)
 
 
 async def current(dsn: str) -> str | None:
@@ -144,14 +173,26 @@ def _revision(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def _newer(connection: Connection) -> str:
-    """Return the revision of the database if this release does not know it, else an empty string."""
-    revision = _revision(connection)
-    connection.commit()
-    known_revisions = {
-        script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()
-    }
-    return revision if revision is not None and revision not in known_revisions else ""
+async def _state(connection: AsyncConnection) -> SchemaState:
+    """Return the state of a schema that this release can work with.
+
+    Raises
+    ------
+    OperatorError
+        Somebody else made something in it, it belongs to another chain of revisions, or a newer release took something away.
+    """
+    await refuse_unknown(connection)
+    if why := await other_chain(connection):
+        raise OperatorError(why)
+    revision = await connection.run_sync(_revision)
+    numbers = [name[:4] for name in chain()]
+    if revision is None:
+        return SchemaState(revision=None, waiting=chain())
+    if revision in numbers:
+        return SchemaState(revision=revision, waiting=chain()[numbers.index(revision) + 1 :])
+    if why := await refusal(connection):
+        raise OperatorError(why)
+    return SchemaState(revision=revision, is_newer=True)
 
 
 def _upgrade(connection: Connection, on_applied: Callable[..., None]) -> None:

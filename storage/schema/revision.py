@@ -26,17 +26,64 @@ _READABLE: Final = text("""
 """)
 
 
+_CHAIN: Final = text("select obj_description(to_regclass('alembic_version'))")
+_LACKING: Final = text("""
+    select name from unnest(cast(:tables as text[])) as name where to_regclass(quote_ident(name)) is null
+""")
+_FIRST_TABLES: Final = ("incident_change", "serving", "slice_change", "undeclared_session")
+"""Tables of 0001 that the databases of the time before the first release lack, all or some."""
+_DEVELOPMENT: Final = (
+    "it was made by another development of quantdrift, whose revisions have other numbers, and cannot be upgraded: restore the dump"
+    " from before, or begin with an empty database"
+)
+
+
 @cache
+def chain() -> tuple[str, ...]:
+    """Return the names of the revisions of this release, in order: a number and what it does."""
+    names = (path.name for path in files("quantdrift.migrations").joinpath("versions").iterdir())
+    return tuple(sorted(name.removesuffix(".py") for name in names if name[:4].isdigit()))
+
+
 def newest() -> str:
     """Return the newest revision of this release."""
-    names = (path.name for path in files("quantdrift.migrations").joinpath("versions").iterdir())
-    return max(name[:4] for name in names if name[:4].isdigit())
+    return chain()[-1][:4]
 
 
-@cache
 def _known() -> frozenset[str]:
-    names = (path.name for path in files("quantdrift.migrations").joinpath("versions").iterdir())
-    return frozenset(name[:4] for name in names if name[:4].isdigit())
+    return frozenset(name[:4] for name in chain())
+
+
+async def write_chain(connection: AsyncConnection) -> None:
+    """Write into the database which revisions lead to its schema: a number alone says nothing about another development."""
+    names = ", ".join(chain())
+    await connection.exec_driver_sql(f"comment on table alembic_version is 'Revisions: {names}'")
+
+
+async def other_chain(connection: AsyncConnection) -> str:
+    """Return why the revision of a database is not one of this chain, and what to do; empty if it is, or there is none yet.
+
+    1.0.0rc1 did not write the names of its revisions: such a database must have the tables of the first one.
+    """
+    readable = (await connection.execute(_READABLE)).one()
+    if not readable.made or not readable.revision:
+        return ""
+    revision = await connection.scalar(text("select version_num from alembic_version"))
+    if revision is None:
+        return ""
+    if written := await connection.scalar(_CHAIN):
+        names = str(written).removeprefix("Revisions: ").split(", ")
+        for theirs, ours in zip(names, chain(), strict=False):
+            if theirs != ours:
+                return f"the schema of the database has the revision {theirs} where this release has {ours}: {_DEVELOPMENT}"
+        return ""
+    lacking = (await connection.scalars(_LACKING, {"tables": list(_FIRST_TABLES)})).all()
+    if lacking:
+        return (
+            f"the database says that its schema has the revision {revision}, and lacks {', '.join(lacking)} of the first revision:"
+            f" {_DEVELOPMENT}"
+        )
+    return ""
 
 
 async def refusal(connection: AsyncConnection) -> str:
@@ -88,5 +135,5 @@ async def check_schema(database: Database) -> None:
         Postgres is not available.
     """
     async with database.begin() as connection:
-        if why := await refusal(connection):
+        if why := await other_chain(connection) or await refusal(connection):
             raise OperatorError(why)

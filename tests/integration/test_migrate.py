@@ -1,7 +1,10 @@
 """The schema that migrations build, and what an upgrade promises."""
 
 import asyncio
+import json
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,12 +18,13 @@ from sqlalchemy.pool import NullPool
 
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.storage.admin import migrate
-from quantdrift.storage.admin.migrate import alembic_config, current, head, upgrade
+from quantdrift.storage.admin.migrate import alembic_config, check, current, head, upgrade
 from quantdrift.storage.database import Database, make_engine
 from quantdrift.storage.schema import revision
-from quantdrift.storage.schema.revision import OLDEST, check_schema, newest
+from quantdrift.storage.schema.revision import OLDEST, chain, check_schema, newest
 from quantdrift.storage.schema.tables import Base
 from quantdrift.storage.server.postgres import PostgresServer
+from tests.support.commands import invoked
 
 pytestmark = pytest.mark.integration
 
@@ -204,6 +208,58 @@ async def test_a_schema_of_a_newer_release_is_left_alone(postgres_dsn: str) -> N
                 await use
     assert await connection.fetchval("select version_num from alembic_version") == "9999"
     await connection.close()
+
+
+async def test_another_numbering_is_refused_before_anything_is_applied(postgres_dsn: str) -> None:
+    """A revision with the same number and another name, and a schema without the first tables, are no older releases."""
+    connection = await asyncpg.connect(postgres_dsn)
+    written = await connection.fetchval("select obj_description('alembic_version'::regclass)")
+    assert written == f"Revisions: {', '.join(chain())}"
+    await connection.execute("update alembic_version set version_num = '0002'")
+    await connection.execute("comment on table alembic_version is 'Revisions: 0001_initial, 0002_other'")
+    foreign = await empty_database(postgres_dsn)
+    before = await asyncpg.connect(foreign)
+    await before.execute(
+        "create table alembic_version (version_num text); insert into alembic_version values ('0010')"
+    )
+    for dsn, why in (
+        (postgres_dsn, f"0002_other where this release has {chain()[1]}"),
+        (foreign, "lacks .*slice_change"),
+    ):
+        async with Database(dsn) as database:
+            for use in (upgrade(dsn, progress=quiet), check(dsn), check_schema(database)):
+                with pytest.raises(OperatorError, match=f"{why}.* begin with an empty database"):
+                    await use
+    assert await connection.fetchval("select version_num from alembic_version") == "0002"
+    assert await before.fetchval("select count(*) from pg_tables where schemaname = 'public'") == 1
+    await before.close()
+    await connection.close()
+
+
+async def test_a_schema_without_the_names_of_its_revisions_gets_them(postgres_dsn: str) -> None:
+    """1.0.0rc1 wrote none: its databases are upgraded."""
+    connection = await asyncpg.connect(postgres_dsn)
+    await connection.execute("comment on table alembic_version is null")
+    assert await upgrade(postgres_dsn, progress=quiet) == []
+    written = await connection.fetchval("select obj_description('alembic_version'::regclass)")
+    assert written == f"Revisions: {', '.join(chain())}"
+    await connection.close()
+
+
+def test_a_check_says_what_an_upgrade_would_apply(postgres_dsn: str, tmp_path: Path) -> None:
+    """It changes nothing, and its exit code says whether there is anything to do."""
+    (tmp_path / "config.toml").touch()
+    fresh = asyncio.run(empty_database(postgres_dsn))
+    for dsn, waiting, code in ((fresh, list(chain()), 3), (postgres_dsn, [], 0)):
+
+        def checked(*more: str, dsn: str = dsn) -> subprocess.CompletedProcess[str]:
+            return invoked("db", "upgrade", "--check", *more, directory=tmp_path, QUANTDRIFT_DSN=dsn)
+
+        answer = checked("--json")
+        assert (answer.returncode, json.loads(answer.stdout)["waiting"]) == (code, waiting)
+        would = f"would apply {', '.join(chain())}" if waiting else "nothing to upgrade"
+        assert would in checked().stdout
+    assert asyncio.run(current(fresh)) is None
 
 
 async def test_a_schema_of_an_older_release_is_to_be_upgraded_first(
