@@ -268,6 +268,7 @@ def passages(case: Case, alarm: float | Thresholds, runs: int, seed: int) -> Flo
         at = np.arange(first, first + _STEPS)
         values = OBSERVE[case.kind](case.draw(rng, at.astype(np.float64), runs)[:, left])
         mass = np.tile((at + 1.0) * unit, len(left))
+        at_us = np.tile((at + 1.0) * case.apart_us, len(left))
         flow = detector.follow(
             states,
             GroupSequence(
@@ -275,7 +276,8 @@ def passages(case: Case, alarm: float | Thresholds, runs: int, seed: int) -> Flo
                 x=np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(-1, values.shape[-1]),
                 seen=np.ones(len(mass), dtype=np.bool_),
                 mass=mass,
-                at_us=np.tile((at + 1.0) * case.apart_us, len(left)),
+                at_us=at_us,
+                captured_us=at_us,
             ),
         )
         page, given = flow.course[[PAGE, PAGE_MASS]].reshape(2, len(left), _STEPS)

@@ -59,7 +59,8 @@ def over_named(latency_s: FloatArray) -> float:
         n = len(x[some])
         mass = np.arange(first + 1.0, first + 1 + n)
         GROWTH.follow(
-            state[None], GroupSequence(np.array([n]), x[some], np.ones(n, dtype=np.bool_), mass, at_us[some])
+            state[None],
+            GroupSequence(np.array([n]), x[some], np.ones(n, dtype=np.bool_), mass, at_us[some], at_us[some]),
         )
         GROWTH.tend(state, mass=float(mass[-1]), at_us=int(at_us[some][-1]))
     limit_s = GROWTH.limit_s(state)

@@ -118,6 +118,8 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         (steps,) calendar mass at the group's time.
     at_us
         (steps,) event time, microseconds.
+    captured_us
+        (steps,) when they were captured: before `at_us` where newer ones came first. None: none did.
     series
         Values by signal; a signal without an entry has no values.
     """
@@ -126,6 +128,12 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     mass: FloatArray
     at_us: FloatArray
     series: dict[SignalKey, Series]
+    captured_us: FloatArray | None = None
+
+    @property
+    def dates_us(self) -> FloatArray:
+        """When they were captured."""
+        return self.at_us if self.captured_us is None else self.captured_us
 
     def of(self, parts: Sequence["_Part"]) -> Self:
         """Return those of the parts, one after another."""
@@ -141,6 +149,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
             order=self.order[rows],
             mass=self.mass[rows],
             at_us=self.at_us[rows],
+            captured_us=self.dates_us[rows],
             series={key: series.at(rows) for key, series in self.series.items()},
         )
 
@@ -638,6 +647,7 @@ def _joined(groups: Sequence[Groups]) -> tuple[Groups, IntArray]:
         order=np.concatenate([empty_array, *(batch.order for batch in groups)]),
         mass=np.concatenate([empty_array, *(batch.mass for batch in groups)]),
         at_us=np.concatenate([empty_array, *(batch.at_us for batch in groups)]),
+        captured_us=np.concatenate([empty_array, *(batch.dates_us for batch in groups)]),
         series={
             key: _one_after_another([batch.series.get(key) for batch in groups], n, width)
             for key, width in widths.items()
@@ -719,7 +729,14 @@ class _Run:
         seen = np.ones(len(series.x), dtype=np.bool_) if series.seen is None else series.seen
         run = detector.follow(
             states,
-            GroupSequence(ends=self._ends, x=series.x, seen=seen, mass=groups.mass, at_us=groups.at_us),
+            GroupSequence(
+                ends=self._ends,
+                x=series.x,
+                seen=seen,
+                mass=groups.mass,
+                at_us=groups.at_us,
+                captured_us=groups.dates_us,
+            ),
         )
         if not pages(key):
             run.course[[PAGE, PAGE_MASS]] = 0.0

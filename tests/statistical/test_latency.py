@@ -153,7 +153,7 @@ def least_learned_s(x: FloatArray, *, part: int, growth: float = 1.0) -> float:
         some = x[first : first + part]
         steps = np.arange(first + 1, first + 1 + len(some), dtype=np.float64)
         seen = np.ones(len(some), dtype=np.bool_)
-        GROWTH.follow(state[None], GroupSequence(np.array([len(some)]), some, seen, steps, steps))
+        GROWTH.follow(state[None], GroupSequence(np.array([len(some)]), some, seen, steps, steps, steps))
         ended = state.copy()
         with suppress(OperatorError):
             GROWTH.freeze(ended)

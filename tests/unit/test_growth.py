@@ -32,7 +32,12 @@ def given(
     x[:, 1:] *= weight
     at_us = np.floor(np.linspace(first_us, last_us, n))
     groups = GroupSequence(
-        ends=np.array([n]), x=x, seen=np.ones(n, dtype=np.bool_), mass=at_us * 1e-15, at_us=at_us
+        ends=np.array([n]),
+        x=x,
+        seen=np.ones(n, dtype=np.bool_),
+        mass=at_us * 1e-15,
+        at_us=at_us,
+        captured_us=at_us,
     )
     course = GROWTH.follow(state[None], groups).course
     GROWTH.tend(state, mass=float(at_us[-1] * 1e-15), at_us=int(at_us[-1]))

@@ -243,7 +243,7 @@ def _rates(budget: float, smallest: float) -> FloatArray:
 @compiled
 def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bool:
     """Run states, (N, SIZE), over a sequence of groups, in place, and write their run; False: an invalid group."""
-    ends, x, seen, mass, at_us = groups
+    ends, x, seen, mass, at_us, captured_us = groups
     begin = 0
     for row in range(len(states)):
         state = states[row]
@@ -254,7 +254,7 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
                 if x[group, 1] > 1.0:
                     return False
                 allowance = header.spend(state, mass[group], at_us[group], 1.0)
-                see(state, x[group], allowance, at_us[group])
+                see(state, x[group], allowance, at_us[group], captured_us[group])
                 page, recovery = evidence_of(state), resolve.recovered(mirror)
             path.note(course, group, state, page, recovery)
         begin = ends[row]
@@ -264,7 +264,7 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
 
 
 @compiled
-def see(state: FloatArray, x: FloatArray, given: float, at_us: float) -> None:
+def see(state: FloatArray, x: FloatArray, given: float, at_us: float, captured_us: float) -> None:
     """Add one group to a signal, in place; `x` is vx, v and c, and `given` the mass that it got."""
     vx, v = x[0], x[1]
     c = x[2] if len(x) > 2 else 1.0
@@ -284,6 +284,13 @@ def see(state: FloatArray, x: FloatArray, given: float, at_us: float) -> None:
         state[_FLOOR_N + bet] = n if after == 1.0 else state[_FLOOR_N + bet]
         state[_FLOOR_W + bet] = weight if after == 1.0 else state[_FLOOR_W + bet]
         state[_FLOOR_X + bet] = total if after == 1.0 else state[_FLOOR_X + bet]
+    if captured_us < at_us and z > 0.0:
+        onset.redate(
+            state[_FLOOR_AT : _FLOOR_AT + N_BETS],
+            state[_CUSUM : _CUSUM + N_BETS],
+            1.0 + state[_RATES : _RATES + N_BETS] * z,
+            captured_us,
+        )
     if state[ALERTING] > 0:
         resolve.reflect(state[_MIRROR : _MIRROR + len(resolve.BETS)], state[M], z)
     window.advance(state[_WINDOWS : _WINDOWS + window.SIZE], v, vx, c)

@@ -327,7 +327,7 @@ def _steps(state: FloatArray) -> int:
 @compiled
 def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bool:
     """Run states, (N, SIZE), over a sequence of groups, in place, and write their run; False: an invalid group."""
-    ends, x, seen, mass, at_us = groups
+    ends, x, seen, mass, at_us, captured_us = groups
     value = np.empty(3)  # vx, v and c, as for a budget
     begin = 0
     for row in range(len(states)):
@@ -344,7 +344,7 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
                 value[1] = min(value[1], 1.0)
                 allowance = header.spend(state, mass[group], at_us[group], 1.0 if live else 0.0)
                 if live:
-                    budget.see(state, value, allowance, at_us[group])
+                    budget.see(state, value, allowance, at_us[group], captured_us[group])
                     page, recovery = budget.evidence_of(state), resolve.recovered(mirror)
                 else:
                     _learn(state, x[group], value[1])

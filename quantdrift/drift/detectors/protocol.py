@@ -173,6 +173,7 @@ def compile_all() -> None:
             seen=np.zeros(1, dtype=np.bool_),
             mass=nothing,
             at_us=nothing,
+            captured_us=nothing,
         )
         states = np.zeros((1, detector.size))
         detector.follow(states, groups)

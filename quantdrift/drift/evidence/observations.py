@@ -51,6 +51,8 @@ class GroupSequence(NamedTuple):
         (groups,) calendar mass.
     at_us
         (groups,) event time, whole microseconds since 1970.
+    captured_us
+        (groups,) when they were captured: before `at_us` where newer ones came first.
     """
 
     ends: IntArray
@@ -58,3 +60,4 @@ class GroupSequence(NamedTuple):
     seen: BoolArray
     mass: FloatArray
     at_us: FloatArray
+    captured_us: FloatArray

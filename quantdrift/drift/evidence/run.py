@@ -79,5 +79,6 @@ class BlockRun:
             seen=block.seen[steps, rows],
             mass=block.mass[steps, rows],
             at_us=block.at_us[steps, rows],
+            captured_us=block.at_us[steps, rows],
         )
         return self._follow(self._start.copy(), sequence)

@@ -366,6 +366,7 @@ class SliceGroups:
             order=np.array([observation.order for observation in observed], dtype=np.float64)[of],
             mass=mass[of],
             at_us=np.array([observation.now_us for observation in observed], dtype=np.float64)[of],
+            captured_us=self.captured_us(observed).astype(np.float64),
             series=series,
         )
 

@@ -210,7 +210,7 @@ class PlainFold(Fold):
         table.stale[row] = table.unweighed[row] = False
 
     def _compare(self, rows: BatchRows) -> tuple[list[SliceState], list[tuple[SliceState, PhaseChange]]]:
-        collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]] = {}
+        collected: dict[Key, list[tuple[int, float, int, int, dict[SignalKey, FloatArray]]]] = {}
         counted: list[ItemCount] = []
         order = 0
         for exchange in exchanges(rows.comparisons):
@@ -273,7 +273,7 @@ class PlainFold(Fold):
         self,
         rows: Sequence[ComparisonRow],
         order: int,
-        collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]],
+        collected: dict[Key, list[tuple[int, float, int, int, dict[SignalKey, FloatArray]]]],
     ) -> None:
         first, state = rows[0], self.state
         budget = state.budget(first.model_version_id)
@@ -295,7 +295,7 @@ class PlainFold(Fold):
             state.observed(key, sorted(values), weighted=weighted)
             for signal in values:
                 entry.watch.states[signal][POLICY] = policy_id
-            collected.setdefault(key, []).append((order, state.clock.mass, state.now_us, values))
+            collected.setdefault(key, []).append((order, state.clock.mass, state.now_us, captured_us, values))
 
 
 def plain_rows(entry: SliceState) -> list[DetectorRow]:
@@ -354,12 +354,13 @@ def _replaced(
     return tuple(made.get(key(row), row) for row in written)
 
 
-def _groups(collected: Sequence[tuple[int, float, int, dict[SignalKey, FloatArray]]]) -> Groups:
+def _groups(collected: Sequence[tuple[int, float, int, int, dict[SignalKey, FloatArray]]]) -> Groups:
     signals = {signal: len(value) for *_, values in collected for signal, value in values.items()}
     return Groups(
         order=np.array([one[0] for one in collected], dtype=np.float64),
         mass=np.array([one[1] for one in collected], dtype=np.float64),
         at_us=np.array([one[2] for one in collected], dtype=np.float64),
+        captured_us=np.array([one[3] for one in collected], dtype=np.float64),
         series={
             signal: Series(
                 x=np.array([values.get(signal, np.zeros(width)) for *_, values in collected]),

@@ -68,7 +68,7 @@ def follow(states: FloatArray, groups: GroupSequence) -> SequenceRun:
 def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bool:
     """Run states, (N, SIZE), over a sequence of groups, in place, and write their run; False: an invalid group."""
     cells, factor, weight = np.empty((2, N_STRATA)), np.empty(bets.N_BETS), np.empty(bets.N_BETS)
-    ends, x, seen, mass, at_us = groups
+    ends, x, seen, mass, at_us, captured_us = groups
     begin = 0
     for row in range(len(states)):
         state = states[row]
@@ -87,6 +87,13 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
                 allowance = header.spend(state, mass[group], at_us[group], 1.0)
                 bets.factors(state, strata, cells, factor)
                 _see(state, factor, cells[1].sum(), allowance, at_us[group])
+                if captured_us[group] < at_us[group]:
+                    onset.redate(
+                        state[_FLOOR_AT : _FLOOR_AT + FOLLOWED],
+                        state[_CUSUM : _CUSUM + FOLLOWED],
+                        factor[:FOLLOWED],
+                        captured_us[group],
+                    )
                 baseline_state.learn(state, x[group])
                 page = _evidence(state, weight)
                 if asked:

@@ -91,6 +91,7 @@ SHOWN = 0.99  # the quantile that a single number shows
 # Start indices, since compiled code cannot use slices of the module.
 _ONES = np.ones(N_BETS)
 _PAGE, _TICKET, _MIRROR = PAGE.start, TICKET.start, MIRROR.start
+_FLOOR_AT = FLOOR.start + pooled_histogram.AT
 
 
 class TailDetector:
@@ -323,7 +324,7 @@ class TailDetector:
 def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bool:
     """Run states, (N, SIZE), over a sequence of groups, in place, and write their run; False: an invalid group."""
     factor, shares, pool = np.empty(N_BETS), np.empty(N_BETS), np.empty(N_BINS)
-    ends, x, seen, mass, at_us = groups
+    ends, x, seen, mass, at_us, captured_us = groups
     begin = 0
     for row in range(len(states)):
         state = states[row]
@@ -340,11 +341,14 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
                 state[N_TOTAL] += 1.0
                 state[N] += 1.0
                 state[W] += 1.0
+                cusum = state[CUSUM]
                 if state[LIVE] > 0:
                     factors(state, x[group], pool, factor)
                     page = _grow(state, factor, shares, allowance, page)
                 if state[CUSUM] == 1.0:
                     pooled_histogram.remember(state, at_us[group])
+                elif state[CUSUM] > cusum and captured_us[group] < state[_FLOOR_AT]:
+                    state[_FLOOR_AT] = captured_us[group]  # as `onset.redate`
                 if asked:
                     resolve.reflect(mirror, state[M], x[group, int(state[BAR]) :].sum() - state[M])
                     recovery = resolve.recovered(mirror)
