@@ -1,6 +1,7 @@
 """The `quantdrift` command. Each subcommand imports only the packages that it needs."""
 
 import difflib
+import logging
 import sys
 from typing import Any, Final, NoReturn
 
@@ -9,7 +10,9 @@ import click
 from quantdrift.cli.interrupt import INTERRUPTED, interruptible
 from quantdrift.cli.options import LazyGroup
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
+from quantdrift.core.logs import logs_json
 
+_LOG = logging.getLogger(__name__)
 _COMMANDS: Final = {
     "init": ("run.init:init", "Write a config.toml that fits a model, its server and its traffic."),
     "up": ("run.serve:up", "Run everything on this host, with its own Postgres and NATS."),
@@ -137,7 +140,10 @@ class _Group(LazyGroup):
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    click.secho(f"quantdrift: {message}", fg="red", err=True)
+    if logs_json() and not sys.stderr.isatty():
+        _LOG.error("%s", message)
+    else:
+        click.secho(f"quantdrift: {message}", fg="red", err=True)
     sys.exit(code)
 
 

@@ -18,6 +18,9 @@ MOST: Final = 20  # different warnings of one line of code
 WINDOW_S: Final = 60.0
 _MOST_KEPT: Final = 1_000
 _NUMBER: Final = re.compile(r"\d+(?:[.,]\d+)*")
+EXPORTERS: Final = "opentelemetry."
+"""Loggers of a library that says at each export that the collector does not take it: once an hour, and a metric counts."""
+EXPORT_WINDOW_S: Final = 3600.0
 _MODEL: Final = "quantdrift_model"
 
 
@@ -59,7 +62,7 @@ class JsonFormatter(_Formatter):
             "level": record.levelname.lower(),
             "role": self._role,
             "pid": record.process or 0,
-            "logger": record.name,
+            "logger": _module() if record.name == "__main__" else record.name,
             "message": plain_lines(record.getMessage()),
         }
         if model := getattr(record, _MODEL, ""):
@@ -69,8 +72,14 @@ class JsonFormatter(_Formatter):
         return msgspec.json.encode(entry).decode()
 
 
+def _module() -> str:
+    """Return the name of the module that this process runs, whose own name is `__main__`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return "__main__" if spec is None else str(spec.name)
+
+
 class Sparse(logging.Filter):
-    """Rate limit: the same warning or error once a minute, and at most 20 different ones from one line of code.
+    """Rate limit: the same warning or error once a minute, of an exporter once an hour, and at most 20 different ones from one line of code.
 
     A fault of one sidecar repeats with each of its exchanges; thousands of equal lines would hide all others. Two are the same
     if they differ in numbers alone. What passes after some that were left out says how many these were. Once the same module has
@@ -93,8 +102,9 @@ class Sparse(logging.Filter):
             return True
         now_s, said = self._clock.monotonic_s(), self._said.setdefault(record.pathname, {})
         text = (record.lineno, _NUMBER.sub("0", record.getMessage()))
-        begun_s, n_left_out = said.get(text, (now_s - WINDOW_S, 0))
-        if now_s - begun_s < WINDOW_S:
+        window_s = EXPORT_WINDOW_S if record.name.startswith(EXPORTERS) else WINDOW_S
+        begun_s, n_left_out = said.get(text, (now_s - window_s, 0))
+        if now_s - begun_s < window_s:
             said[text] = (begun_s, n_left_out + 1)
             return False
         if not self._is_within(record, now_s):
@@ -122,6 +132,11 @@ class Sparse(logging.Filter):
 
 def _add(record: logging.LogRecord, text: str) -> None:
     record.msg, record.args = f"{record.getMessage()} ({text})", None
+
+
+def logs_json() -> bool:
+    """Return whether this process logs JSON lines."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def log_in_background() -> None:

@@ -73,7 +73,9 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
 
     def end_orphan(*, taken_over: bool) -> None:
         if not stop.is_set():
+            stop.why = "no client was connected"
             if taken_over:
+                stop.why = "a new supervisor's workers have the port"
                 listener.leave()
             os.kill(os.getpid(), signal.SIGTERM)
 

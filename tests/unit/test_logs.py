@@ -1,15 +1,18 @@
 """What a process says, and how often."""
 
+import importlib.machinery
 import json
 import logging
 import os
+import sys
+import types
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.logs import MOST, WINDOW_S, Sparse, of_model, setup_logs
+from quantdrift.core.logs import EXPORT_WINDOW_S, MOST, WINDOW_S, Sparse, of_model, setup_logs
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.capture.publisher import LossWarnings
 
@@ -177,3 +180,33 @@ def test_lost_exchanges_of_many_invented_models_share_their_lines(
     for number in range(2000):
         warnings.count(f"invented {number}", Loss.PUBLISH)
     assert len(caplog.messages) <= 257
+
+
+def test_an_exporter_whose_collector_refuses_says_so_once_an_hour(clock: ManualClock) -> None:
+    """The library logs each export; a metric counts them."""
+    logger, lines = logging.getLogger("opentelemetry.a.test"), Lines(clock)
+    logger.propagate = False
+    logger.addHandler(lines)
+    try:
+        for _ in range(3):
+            logger.error("Failed to export traces, error code: UNIMPLEMENTED")
+            clock.advance(EXPORT_WINDOW_S / 2)
+    finally:
+        logger.removeHandler(lines)
+    assert [line.partition(" (")[2] for line in lines.said] == ["", "1 more like this one were left out before it)"]
+
+
+def test_a_module_that_is_run_logs_under_its_own_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m` calls it `__main__`, which is the name of every process."""
+    main = types.ModuleType("__main__")
+    main.__spec__ = importlib.machinery.ModuleSpec("quantdrift.sidecar.capture.process", None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    before = list(logging.getLogger().handlers)
+    try:
+        setup_logs("info", as_json=True, role="capture")
+        logging.getLogger("__main__").info("capturing")
+    finally:
+        logging.basicConfig(handlers=before, force=True)
+    assert json.loads(capsys.readouterr().err)["logger"] == "quantdrift.sidecar.capture.process"

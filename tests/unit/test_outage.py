@@ -46,6 +46,10 @@ def test_the_same_reason_is_logged_once_in_ten_minutes_another_at_once_and_the_e
             "the device is gone",
         ),
         (['{"level": "error", "message": "the device is gone"}', "{}", '{"a"'], "the device is gone"),
+        (
+            ['{"level": "error", "logger": "quantdrift.cli.main", "message": "the port is used"}', "{}"],
+            "the port is used",
+        ),
         (["Traceback (most recent call last):", '  File "x.py"', "ValueError: no"], "ValueError: no"),
         (["12:03:05 up ERROR   x", "quantdrift: c.toml:", "  - a", "  - b (try again)"], "c.toml: a b"),
         (["some library's own words", "12:03:05 shadow   WARNING later"], ""),

@@ -14,8 +14,9 @@ _LONGEST_REASON: Final = 500
 _MOST_KINDS: Final = 20
 _NUMBER: Final = re.compile(r"\d+")
 _PREFIX: Final = "quantdrift: "  # prefix of the error that a command prints before it exits
+_COMMAND: Final = "quantdrift.cli.main"  # logger of that error where lines are JSON
 _LOGGED: Final = re.compile(
-    r"\d\d:\d\d:\d\d .+? (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) +(?P<message>.*)"
+    r"\d\d:\d\d:\d\d .+? (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) +(?P<message>.*)(?P<logger>)"
 )
 _RAISED: Final = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: .*)?$")  # the last line of a traceback
 _LOG = logging.getLogger(__name__)
@@ -110,6 +111,9 @@ class LastError:
         elif self._is_last:
             self._text = f"{self._text} {text.strip(' -')}"
         elif logged := _logged(text):
+            if logged["logger"] == _COMMAND:
+                self._text = logged["message"]
+                return True
             self._text = logged["message"] if logged["level"] in {"ERROR", "CRITICAL"} else self._text
         elif _RAISED.match(text):
             self._text = text
@@ -131,4 +135,8 @@ def _logged(text: str) -> dict[str, str] | None:
         entry: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError:
         return None
-    return {"level": str(entry.get("level", "")).upper(), "message": str(entry.get("message", ""))}
+    return {
+        "level": str(entry.get("level", "")).upper(),
+        "message": str(entry.get("message", "")),
+        "logger": str(entry.get("logger", "")),
+    }

@@ -36,6 +36,7 @@ from quantdrift.core.config.state import changed_options, config_state
 from quantdrift.core.config.web import TOKEN_VARIABLE
 from quantdrift.core.data_directory import embedded_address, key_directory
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import logs_json
 from quantdrift.core.notation import listed
 from quantdrift.core.output import background
 from quantdrift.core.passed_secrets import variables, without_secrets
@@ -195,6 +196,10 @@ def _exclusive(data: Path) -> Iterator[None]:
         yield
 
 
+class _Upgrade(msgspec.Struct, frozen=True):
+    applied: tuple[str, ...]
+
+
 class _Process:
     """A process that is restarted whenever it ends, with its state: working, or down since when and why.
 
@@ -239,7 +244,7 @@ class _Process:
         self._restarts: Counter[str] = Counter()
         self._shows_output_from_s = 0.0
         longest_pause_s = _LONGEST_PAUSE_S
-        on_output = {1: on_stdout or _print, 2: self._pass_on}
+        on_output = {1: on_stdout or _say, 2: self._pass_on}
         orphan = signal.SIGTERM
         if name == "sidecar":
             # If this process is killed, so is the sidecar's supervisor. Its relay workers go on serving without it, and
@@ -372,7 +377,7 @@ class _Process:
         is_last = self._last_error.read(line)
         is_repeated = self._outage.is_down and self._clock.monotonic_s() < self._shows_output_from_s
         if not is_last and not is_repeated:
-            background(2).write(line + b"\n")
+            _say(line, 2, self.name)
 
 
 class _Supervisor:
@@ -550,7 +555,11 @@ class _Supervisor:
         """Start shadow and monitor once the database is up and upgraded."""
         if dsn := await self._dsn:
             self._environment["QUANTDRIFT_DSN"] = dsn
-        await self._step("db upgrade", "quantdrift", ["db", "upgrade", *self._arguments], {})
+        arguments = ["db", "upgrade", "--json", *self._arguments]
+        if applied := msgspec.json.decode(
+            await self._step("db upgrade", "quantdrift", arguments, {}), type=_Upgrade
+        ).applied:
+            _LOG.info("applied the schema revisions %s", ", ".join(applied))
         if self._has_postgres:
             await self._step("setup postgres", "quantdrift.cli.run.embedded_postgres", [str(self._data)], {})
         for name in self._names:
@@ -641,8 +650,14 @@ class _Supervisor:
 
     async def _step(
         self, name: str, module: str, arguments: Sequence[str], environment: dict[str, str]
-    ) -> None:
-        """Run a process until it has succeeded once."""
+    ) -> bytes:
+        """Run a process until it has succeeded once; return its stdout, which says the same at each start."""
+        lines: list[bytes] = []
+
+        def begins() -> str:
+            lines.clear()
+            return ""
+
         step = _Process(
             name,
             module,
@@ -650,10 +665,13 @@ class _Supervisor:
             _needed(self._environment, name) | environment,
             clock=self._clock,
             final=0,
+            on_stdout=lines.append,
+            on_start=begins,
         )
         self._steps.append(step)
         await asyncio.shield(step.start())
         step.mark_up()
+        return b"\n".join(lines)
 
     async def _watch(self) -> None:
         """Check which processes are ready, and print the addresses once all of them are."""
@@ -669,11 +687,11 @@ class _Supervisor:
                         role.child.final = None  # its configuration works: a restart can solve later failures
                         if name == _PAGE and not is_shown:
                             is_shown = True
-                            _print(f"the live page is at {self._config.web.url or urls[_PAGE]}".encode())
+                            _say(f"the live page is at {self._config.web.url or urls[_PAGE]}".encode())
                 self._write_states()
                 if not is_up and all(name in self._roles and self._roles[name].is_up for name in self._names):
                     is_up = True
-                    _print(
+                    _say(
                         f"quantdrift is up: {', '.join(f'{name} {urls[name]}' for name in self._names)}".encode()
                     )
                 await asyncio.sleep(_SLOW_POLL_S if is_up else _POLL_S)
@@ -719,9 +737,20 @@ def _requested(data: Path) -> tuple[str, ...]:
     return names
 
 
-def _print(line: bytes) -> None:
-    """Write a line to stdout: processes that must not end with the terminal do not inherit it."""
-    background(1).write(line + b"\n")
+def _say(line: bytes, descriptor: int = 1, name: str = "up") -> None:
+    """Write a line to stdout or stderr: processes that must not end with the terminal do not inherit them.
+
+    Where the log is JSON, so is what is not: lines for people, and what Python or a library writes past the log.
+
+    Parameters
+    ----------
+    name
+        The process that has written it.
+    """
+    if logs_json() and not line.startswith(b"{"):
+        _LOG.info("%s%s", "" if name == "up" else f"{name}: ", line.decode(errors="replace"))
+    else:
+        background(descriptor).write(line + b"\n")
 
 
 def _needed(environment: Mapping[str, str], process: str) -> dict[str, str]:

@@ -27,10 +27,17 @@ query."""
 
 
 class Stop:
-    """The request to end the process. Waiting for it costs no polling."""
+    """The request to end the process. Waiting for it costs no polling.
+
+    Attributes
+    ----------
+    why
+        Why this process sends itself the signal that ends it, for the log; empty: somebody else sends it.
+    """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self.why = ""
 
     def set(self) -> None:
         """Request the end."""
@@ -90,8 +97,8 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
             if stop.is_set():
                 exit_at_once(128 + number)
             _LOG.info(
-                "%s received: stopping, which may take %g s; another signal ends it at once",
-                signal.Signals(number).name,
+                "%s: stopping, which may take %g s; another signal ends it at once",
+                stop.why or f"{signal.Signals(number).name} received",
                 grace_s,
             )
             stop.set()
