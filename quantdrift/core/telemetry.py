@@ -7,9 +7,11 @@ Prometheus exporters turn `1` into a suffix `_ratio`, others do not. No instrume
 import logging
 import os
 import socket
+import time
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -24,7 +26,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.config.schema import Telemetry as TelemetryOptions
 from quantdrift.core.config.state import shared_digest
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.tls import Tls
+from quantdrift.core.tls import Tls, certificate_ends
 
 _LOG = logging.getLogger(__name__)
 
@@ -230,6 +232,20 @@ CONFIG = Instrument(
     "1, with process and digest as labels: that of [sampling], [capture], [[models]] and [[slices]], which all processes must have alike.",
 )
 
+EXPORT_FAILURES = Instrument(
+    "quantdrift.export.failures",
+    _OC,
+    "{export}",
+    "Exports that the collector did not take, by signal (logs, metrics or traces); the log says why once an hour.",
+)
+
+CERTIFICATE = Instrument(
+    "quantdrift.certificate.remaining",
+    _OG,
+    "s",
+    "Time until a certificate ends, by process and option; of a file of authorities the one that lasts longest. Below 0: it has ended.",
+)
+
 # The processes of `quantdrift up`, exported by its sidecar.
 UP_RUNNING = Instrument(
     "quantdrift.up.running",
@@ -373,6 +389,18 @@ DOUBTS = Instrument(
 
 # The monitor.
 FOLDED = Instrument("quantdrift.monitor.folded", _C, "{batch}", "Batches folded.")
+UNFOLDED = Instrument(
+    "quantdrift.monitor.unfolded",
+    _OG,
+    "{batch}",
+    "Stored batches that the leading monitor has not folded yet.",
+)
+UNFOLDED_AGE = Instrument(
+    "quantdrift.monitor.unfolded.age",
+    _OG,
+    "s",
+    "Age of the oldest stored batch that waits for the fold; 0: none waits.",
+)
 FOLD_TIME = Instrument("quantdrift.monitor.fold.duration", _H, "s", "Duration of one fold.")
 LEADER = Instrument("quantdrift.monitor.leader", _OG, "{leader}", "1 if this process is the leader, else 0.")
 EVENTS_SENT = Instrument(
@@ -511,6 +539,9 @@ DISCOVERY_OVERFLOW = Instrument(
     "Slices and conditions that a limit left out or delays, and items left out because their policy was deleted.",
 )
 
+_SIGNALS: Final = {"OTLPLogExporter": "logs", "OTLPMetricExporter": "metrics", "OTLPSpanExporter": "traces"}
+_failures: Counts[str] = Counts()  # of the exporters of this process, which are made before its instruments
+
 Labels = Mapping[str, str]
 Read = Callable[[], Iterable[tuple[float, Labels]]]
 
@@ -579,10 +610,23 @@ class Telemetry:
             return [(1.0, {"process": process, "digest": digest})]
 
         self.observe(CONFIG, read)
+        self.observe(CERTIFICATE, lambda: _certificates(process, config()))
+
+    def observe_exports(self) -> None:
+        """Export how many exports of this process have failed."""
+        self.observe(
+            EXPORT_FAILURES, lambda: [(n, {"signal": signal}) for signal, n in list(_failures.items())]
+        )
 
     def close(self) -> None:
         """Export the remaining data and shut down."""
         self._provider.shutdown()
+
+
+def _certificates(process: str, config: Config) -> Iterable[tuple[float, Labels]]:
+    now_s = time.time()
+    for option, end in certificate_ends(config):
+        yield end.timestamp() - now_s, {"process": process, "option": option}
 
 
 def _expect(instrument: Instrument, kind: InstrumentKind) -> None:
@@ -631,7 +675,13 @@ def otlp_exporter(
 
         def export(self, *arguments: Any, **options: Any) -> Any:
             self._headers = tuple(secrets.current_otlp_headers().items())
-            return super().export(*arguments, **options)
+            result = super().export(*arguments, **options)
+            if result.name != "SUCCESS":
+                _failures[signal] += 1
+            return result
+
+    signal = _SIGNALS[exporter.__name__]
+    _failures[signal] += 0  # a series from the start: an increase is seen
 
     return Exporter(
         endpoint=server.url,

@@ -1,14 +1,17 @@
 """TLS to a server: the certificates in use, and error messages for failed handshakes."""
 
+import contextlib
 import socket
 import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
-from quantdrift.core.config.schema import Notify, Shadow, Stream, Telemetry
+from quantdrift.core.config.schema import Config, Notify, Shadow, Stream, Telemetry
 from quantdrift.core.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -22,6 +25,10 @@ _NOT_YET_VALID: Final = 9
 _MISNAMED: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _UNTRUSTED: Final = frozenset({2, 18, 19, 20, 21})  # an issuer is missing, or is not one of ours
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
+_VERSION: Final = 0xA0  # tag of a field that may be missing
+_VALIDITY: Final = 3  # after serial number, algorithm and issuer
+_UTC_TIME: Final = 0x17
+_LONG_FORM: Final = 0x80
 _PROBE_S: Final = 2.0
 _HTTPS: Final = 443
 _WANTED: Final = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "NO_CERTIFICATE")
@@ -213,6 +220,59 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
         if error.verify_code in _UNTRUSTED:
             return f"its certificate is not accepted ({problem}): set {self.ca_option} to the authority that signed it"
         return f"its certificate is not accepted ({problem})"
+
+
+def certificate_ends(config: Config) -> Iterator[tuple[str, datetime]]:
+    """Yield when the certificates of a configuration end, with their options; files that cannot be read are left out.
+
+    Of a file with our own certificate it is the first one, of a file of authorities the one that lasts longest: during a
+    replacement it has both.
+    """
+    intake = config.intake
+    files = [
+        ("intake.certificate_file", intake.certificate_file),
+        ("intake.client_ca_file", intake.client_ca_file),
+    ]
+    for tls in (
+        Tls.of_stream(config.stream),
+        Tls.of_shadow(config.shadow),
+        Tls.of_telemetry(config.telemetry),
+        Tls.of_notify(config.notify),
+    ):
+        files += [(tls.ca_option, tls.ca_file), (tls.certificate_option, tls.certificate_file)]
+    for option, file in files:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            ends = [_end(der) for der in _certificates(file)] if file else []
+            if ends:
+                yield option, max(ends) if option.endswith("ca_file") else ends[0]
+
+
+def _certificates(file: str) -> Iterator[bytes]:
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    for part in Path(file).read_text(encoding="ascii", errors="replace").split(begin)[1:]:
+        yield ssl.PEM_cert_to_DER_cert(f"{begin}{part.partition(end)[0]}{end}")
+
+
+def _end(der: bytes) -> datetime:
+    """Return `notAfter` of a certificate (RFC 5280): Python's ssl tells it of a peer's certificate only."""
+    signed = _elements(_elements(der)[0][1])[0][1]
+    fields = [content for tag, content in _elements(signed) if tag != _VERSION]
+    tag, text = _elements(fields[_VALIDITY])[1]
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC)
+
+
+def _elements(der: bytes) -> list[tuple[int, bytes]]:
+    """Return tag and content of the elements of a DER sequence."""
+    elements, at = [], 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length & _LONG_FORM:
+            n = length ^ _LONG_FORM
+            length, at = int.from_bytes(der[at : at + n]), at + n
+        elements.append((tag, der[at : at + length]))
+        at += length
+    return elements
 
 
 def _check_readable(option: str, file: str) -> None:

@@ -20,6 +20,8 @@ from quantdrift.core.telemetry import (
     PROGRESS_AGE,
     SERVING,
     SLICES_LEFT_OUT,
+    UNFOLDED,
+    UNFOLDED_AGE,
     VERDICT,
     VERSION_PAUSED,
     Labels,
@@ -70,6 +72,8 @@ class SliceGauges:
         self.leads = False
         self.n_waiting = 0
         self.oldest_waiting: datetime | None = None
+        self.n_unfolded = 0
+        self.oldest_unfolded: datetime | None = None
 
     def register(self, telemetry: Telemetry) -> None:
         """Register the gauges with `telemetry`."""
@@ -84,6 +88,8 @@ class SliceGauges:
         telemetry.observe(SLICES_LEFT_OUT, lambda: self._leading(self._readings().left_out))
         telemetry.observe(OUTBOX, lambda: self._leading(self.n_waiting))
         telemetry.observe(OUTBOX_AGE, lambda: self._leading(self._age_of(self.oldest_waiting)))
+        telemetry.observe(UNFOLDED, lambda: self._leading(self.n_unfolded))
+        telemetry.observe(UNFOLDED_AGE, lambda: self._leading(self._age_of(self.oldest_unfolded)))
         telemetry.observe(LEADER, lambda: [(float(self.leads and not self._hangs()), {})])
         telemetry.observe(PROGRESS_AGE, self._ages)
 

@@ -58,7 +58,7 @@ from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.circumstances import read_circumstances, read_share_hours
-from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.read import claim, load_catalog, resume, unfolded
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.incidents.incidents import count_due, mitigated_slices, store_count
 from quantdrift.storage.leader import Leadership
@@ -104,6 +104,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     readers = _readers(config, secrets)
     telemetry = Telemetry("quantdrift-monitor", readers)
     telemetry.observe_config("monitor", lambda: config)
+    telemetry.observe_exports()
     exporter = (
         OtlpEvents(config.telemetry, secrets, telemetry.resource, partial(alert_page, config))
         if config.telemetry.otlp_endpoint
@@ -360,6 +361,7 @@ class Monitor:
             if begun_s >= self._circumstances_due_s:
                 fold.note(await read_circumstances(connection, self._config.monitor.max_loss_ratio))
                 self._servings = await servings(connection, self._config.monitor.max_loss_ratio)
+                self._gauges.n_unfolded, self._gauges.oldest_unfolded = await unfolded(connection)
                 self._circumstances_due_s = begun_s + _CIRCUMSTANCES_S
             if begun_s >= self._shares_due_s:
                 fold.note_shares(await read_share_hours(connection, fold.share_question()))

@@ -6,7 +6,7 @@ first, so that a leader that lost its lock without noticing cannot fold at the s
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
@@ -72,6 +72,7 @@ _NUMBER: Final = text(f"""
     update batch set fold_seq = :last + next.place from next where batch.id = next.id
     returning {_BATCH}
 """)  # noqa: S608 - constants
+_UNFOLDED: Final = text("select count(*) as n, min(stored_at) as oldest from batch where fold_seq is null")
 # Of each model its last numbered batch, and the earlier ones with rows that were not folded yet.
 _WAITING: Final = text("""
     select wanted.model, last.read_after, last.read_until, last.rest_until, last.horizon_s, last.stored_at as last_stored_at,
@@ -390,6 +391,12 @@ async def claim(
     decided = (await connection.execute(_DECIDE, {"fold_seq": first})).mappings().all()
     closed = (await connection.execute(_CLOSE, {"fold_seq": first})).mappings().all()
     return await _batches(connection, numbered, decided, closed, await follow(connection, first))
+
+
+async def unfolded(connection: AsyncConnection) -> tuple[int, datetime | None]:
+    """Return how many stored batches have no number yet, and when the oldest was stored; None: there is none."""
+    row = (await connection.execute(_UNFOLDED)).one()
+    return row.n, row.oldest
 
 
 async def refold(connection: AsyncConnection, first: int, last: int) -> list[BatchRows]:

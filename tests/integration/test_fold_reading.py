@@ -1,7 +1,7 @@
 """What the fold reads from the database: one monitor at a time, and tallies counted correctly."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import asyncpg
 import msgspec
@@ -11,9 +11,9 @@ from sqlalchemy import text
 from quantdrift.core.errors import RetryError
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold.read import claim, load_catalog, resume
+from quantdrift.storage.fold.read import claim, load_catalog, resume, unfolded
 from quantdrift.storage.fold.write import write
-from quantdrift.storage.fold_rows import BatchRows, TallyRow
+from quantdrift.storage.fold_rows import BatchRows, TallyRow, from_us
 from tests.support.monitor.fold_stream import (
     BEGIN,
     BEGIN_US,
@@ -60,6 +60,25 @@ def _tally(sequence: int, at_us: int, *, stored_us: int, lost: int = 0, boot: st
         lost=lost,
     )
     return BatchRows(fold_seq=0, stored_us=stored_us, compares=False, tallies=(row,))
+
+
+async def test_stored_batches_wait_until_they_are_folded(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Their number, and when the oldest was stored: what says that a monitor does not keep up."""
+    stored = batches(3)
+    for rows in stored:
+        await store_batch(record, rows)
+
+    async def waiting() -> tuple[int, datetime | None]:
+        async with database.begin() as connection:
+            return await unfolded(connection)
+
+    assert await waiting() == (3, from_us(stored[0].stored_us))
+    await _fold(database, most=2)
+    assert await waiting() == (1, from_us(stored[2].stored_us))
+    await _fold(database)
+    assert await waiting() == (0, None)
 
 
 async def test_policies_are_read_once_and_only_where_they_are_wanted(

@@ -157,6 +157,20 @@ def test_the_oldest_event_that_waits_has_an_age_at_the_leader(meter: Meter, cloc
     assert meter.read()["quantdrift.monitor.outbox.age"] == {(): 0}
 
 
+def test_what_waits_for_the_fold_has_a_number_and_an_age_at_the_leader(
+    meter: Meter, clock: ManualClock
+) -> None:
+    """A leader that does not keep up is seen before its verdicts are half an hour old."""
+    gauges = SliceGauges(clock, 10)
+    gauges.register(meter.telemetry)
+    gauges.n_unfolded, gauges.oldest_unfolded = 7, clock.now() - timedelta(minutes=2)
+    assert "quantdrift.monitor.unfolded" not in meter.read()
+    gauges.leads = True
+    found = meter.read()
+    assert found["quantdrift.monitor.unfolded"] == {(): 7}
+    assert found["quantdrift.monitor.unfolded.age"] == {(): 120}
+
+
 def test_every_process_has_an_instance_of_its_own(meter: Meter) -> None:
     """Two monitors that export to one collector do not overwrite each other's gauges."""
     assert str(meter.telemetry.resource.attributes["service.instance.id"]).count(":") == 1
