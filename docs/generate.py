@@ -15,6 +15,7 @@ import click
 import msgspec
 
 import quantdrift
+from deploy.helm.chart import chart_files
 from docs.features import features_markdown
 from quantdrift.cli.main import main
 from quantdrift.core import telemetry
@@ -38,6 +39,7 @@ def pages() -> dict[str, str]:
         "docs/reference/python.md": python_markdown(),
         "docs/explanation/features.md": features_markdown(),
         "deploy/kubernetes/prometheus/rules.yaml": prometheus_rule(),
+        **chart_files(),
     }
 
 

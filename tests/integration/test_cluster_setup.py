@@ -20,6 +20,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from deploy.kustomize import render
 from quantdrift.cli.main import main
 from quantdrift.core.codec import encode
 from quantdrift.core.config import load
@@ -36,7 +37,6 @@ from quantdrift.show.report.page import DIRECTORY
 from tests.integration.test_deploy import DEPLOY, PODS, ROOT, Pod, given_files, of_kind, pods
 from tests.integration.test_nats_rights import server_with
 from tests.support.commands import started
-from tests.support.kustomize import render
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.integration

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from deploy.images.build import IMAGES, version
+from deploy.kustomize import Resource, documents, render
 from quantdrift.cli.config_summary import memory_bytes
 from quantdrift.core.config import Config, load
 from quantdrift.core.config.schema import MIB
@@ -20,7 +21,6 @@ from quantdrift.core.process.run import GRACE_S
 from quantdrift.sidecar.state.config import FileWatch
 from tests.support import custom_resources
 from tests.support.image_root import stages as image_stages
-from tests.support.kustomize import Resource, documents, render
 
 pytestmark = pytest.mark.integration
 

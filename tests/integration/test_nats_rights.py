@@ -18,6 +18,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from deploy.kustomize import documents
 from quantdrift.cli.run.setup import configuration, keys
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Stream
@@ -37,7 +38,6 @@ from quantdrift.core.stream.tallies import read_tally
 from quantdrift.release.diagnose.exemplars import waiting
 from tests.support import custom_resources
 from tests.support.commands import invoked, started
-from tests.support.kustomize import documents
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from tests.support.kustomize import Resource
+from deploy.kustomize import Resource
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Duration = Annotated[str, msgspec.Meta(pattern=r"^([0-9]+(ms|s|m|h|d))+$")]

@@ -8,7 +8,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tests.support.kustomize import Resource
+from deploy.kustomize import Resource
 
 
 class Peer(NamedTuple):
