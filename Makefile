@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-release coverage lint format docs docs-site bench images locks release clean
+.PHONY: help setup demo check test test-release coverage lint format docs docs-site bench images locks release clean gameday
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ docs-site: setup ## Build the pages as a site with a search, in out/site
 
 bench: setup ## Run every benchmark in its quick form
 	$(BIN)/python -m benchmarks --quick
+
+gameday: setup ## Do faults one after another and write what a person sees of each: out/gameday.html; GAMEDAY="--fault 'kill nats'"
+	$(BIN)/python -m benchmarks.gameday $(GAMEDAY)
 
 images: ## Build the images by podman, docker or buildah; IMAGES="sidecar monitor" builds these alone
 	$(PYTHON) deploy/images/build.py $(IMAGES)

@@ -30,6 +30,10 @@ class Kind(StrEnum):
     STOP = "stop"  # SIGSTOP, and SIGCONT later if it is still there
     AWAY = "away"  # killed as often as it comes back, for some time
     DISK = "disk"  # the disk is full for some time
+    BREAK = "break"  # the configuration is broken for some time
+
+
+_CHOSEN: Final = frozenset({Kind.AWAY, Kind.DISK, Kind.BREAK})  # whoever breaks it says how long
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +170,7 @@ FAULTS: Final = (
     Fault(kind=Kind.AWAY, part="collector", victims=_none),
     Fault(kind=Kind.AWAY, part="reference", victims=_reference),
     Fault(kind=Kind.DISK, part="full", victims=_none),
+    Fault(kind=Kind.BREAK, part="configuration", victims=_none, may_fail="gap"),
     Fault(kind=Kind.KILL, part="up", victims=_up, may_fail="gap"),
 )
 """`kill up` ends the whole container, the serving port with it: it comes last."""
@@ -199,7 +204,7 @@ class Strike(msgspec.Struct, kw_only=True):
     @property
     def recovery_s(self) -> float:
         """From its begin to the recovery, or from its end where something was away for a chosen time."""
-        begin_s = self.ended_s if self.fault.kind in {Kind.AWAY, Kind.DISK} else self.began_s
+        begin_s = self.ended_s if self.fault.kind in _CHOSEN else self.began_s
         return max(0.0, self.recovered_s - begin_s)
 
     def covers(self, began_s: float, ended_s: float) -> bool:
@@ -240,7 +245,13 @@ class Storm:
         strike = Strike(fault=fault, began_s=time.monotonic())
         began_at = time.time()
         self.strikes.append(strike)
-        does = {Kind.KILL: self._kill, Kind.STOP: self._stop, Kind.AWAY: self._away, Kind.DISK: self._disk}
+        does = {
+            Kind.KILL: self._kill,
+            Kind.STOP: self._stop,
+            Kind.AWAY: self._away,
+            Kind.DISK: self._disk,
+            Kind.BREAK: self._break,
+        }
         doing = asyncio.create_task(does[fault.kind](strike, found))
         try:
             await self._recovery(strike, began_at, doing)
@@ -310,9 +321,24 @@ class Storm:
             self._stack.make_room()
             strike.ended_s = time.monotonic()
 
+    async def _break(self, strike: Strike, _found: list[psutil.Process]) -> None:
+        """Break the configuration, and kill the sidecar's supervisor beside it: it must serve with the one before."""
+        config = self._stack.config
+        text = config.read_text(encoding="utf-8")
+        try:
+            config.write_text("[sidecar\n" + text, encoding="utf-8")
+            await asyncio.sleep(self._hold_s / 2)
+            for process in await asyncio.to_thread(self._stack.role, "sidecar"):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            await asyncio.sleep(self._hold_s / 2)
+        finally:
+            config.write_text(text, encoding="utf-8")
+            strike.ended_s = time.monotonic()
+
     async def _recovery(self, strike: Strike, began_at: float, doing: "asyncio.Task[None]") -> None:
         """Wait until the fault is over and a request that was sent after it has been answered, compared and folded."""
-        chosen = strike.fault.kind in {Kind.AWAY, Kind.DISK}
+        chosen = strike.fault.kind in _CHOSEN
         latest_s = (
             time.monotonic()
             + self._patience_s

@@ -31,6 +31,7 @@ _START_S: Final = 300.0
 _STOP_S: Final = 75.0
 _AGAIN_S: Final = 0.5
 _DATABASE_S: Final = 3.0
+_COMMAND_S: Final = 60.0
 _PORTS: Final = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 _N_RELAYS: Final = 2
 
@@ -192,9 +193,11 @@ class Stack:
         For all files.
     may_mount
         Put the data directory and the temporary files onto a small file system, which can be filled.
+    has_page
+        Serve the live page, too.
     """
 
-    def __init__(self, directory: Path, *, may_mount: bool) -> None:
+    def __init__(self, directory: Path, *, may_mount: bool, has_page: bool = False) -> None:
         self.directory = directory
         self._disk = directory / "disk"
         self.data = self._disk / "data"
@@ -203,6 +206,9 @@ class Stack:
         self.disk_problem = "" if may_mount else "the storm was told not to mount"
         self.n_restarts = 0
         self._kept: dict[str, Kept] = {}
+        self._has_page = has_page
+        self.config = directory / "config.toml"
+        self._environment: dict[str, str] = {}
         names = (
             "relay",
             "candidate",
@@ -213,6 +219,7 @@ class Stack:
             "shadow2",
             "monitor",
             "monitor2",
+            "web",
         )
         self.ports = dict(zip(names, _free_ports(len(names)), strict=True))
 
@@ -237,8 +244,7 @@ class Stack:
                 self.disk_problem = f"this machine may not mount: {done.stderr.strip()}"
         (self._disk / "tmp").mkdir()
         reference = write_reference(self.directory)
-        config = self.directory / "config.toml"
-        config.write_text(
+        self.config.write_text(
             _CONFIG.format(
                 n_relays=_N_RELAYS,
                 intake=self.ports["intake"],
@@ -249,7 +255,7 @@ class Stack:
         )
         self.collector.start()
         at = {name: f"127.0.0.1:{port}" for name, port in self.ports.items()}
-        environment = {
+        environment = self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("QUANTDRIFT")},
             MARK: str(self.directory),
             "TMPDIR": str(self._disk / "tmp"),
@@ -260,13 +266,13 @@ class Stack:
             "QUANTDRIFT__SHADOW__ADMIN": at["shadow"],
             "QUANTDRIFT__MONITOR__ADMIN": at["monitor"],
             "QUANTDRIFT__TELEMETRY__OTLP_ENDPOINT": self.collector.endpoint,
-            "QUANTDRIFT__WEB__LISTEN": "",
+            "QUANTDRIFT__WEB__LISTEN": at["web"] if self._has_page else "",
         }
         second = {
             "QUANTDRIFT__SHADOW__ADMIN": at["shadow2"],
             "QUANTDRIFT__MONITOR__ADMIN": at["monitor2"],
         }
-        options = ["--config", str(config), "--data", str(self.data)]
+        options = ["--config", str(self.config), "--data", str(self.data)]
         model = ["--model", f"{MODEL}={reference}", "--version", "1", "--listen", at["reference"]]
         plain = {name: value for name, value in environment.items() if not name.startswith("QUANTDRIFT__")}
         for name, arguments, given in (
@@ -293,6 +299,24 @@ class Stack:
         for name in ("shadow2", "monitor2"):
             self._kept[name].start()
         await self.until(self.all_ready, _START_S)
+
+    async def said(self, *command: str) -> str:
+        """Return what a command of `quantdrift` prints, as a person would type it beside this stack."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "quantdrift", *command),
+            *("--config", str(self.config), "--data", str(self.data)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
+        )
+        try:
+            async with asyncio.timeout(_COMMAND_S):
+                output, _ = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return f"no answer within {_COMMAND_S:g} s"
+        return output.decode(errors="replace")
 
     async def keep(self) -> None:
         """Start again what has ended, for ever."""
@@ -442,19 +466,19 @@ class Stack:
 
 
 @contextlib.contextmanager
-def running(*, may_mount: bool, keep: Path | None) -> Iterator[Stack]:
+def running(*, may_mount: bool, keep: Path | None, has_page: bool = False) -> Iterator[Stack]:
     """Prepare a stack in a directory of its own; end all of it afterwards, in any case.
 
     Parameters
     ----------
-    may_mount
+    may_mount, has_page
         As for `Stack`.
     keep
         Directory that the logs are copied to.
     """
     directory = Path(tempfile.mkdtemp(prefix="qd-storm-"))
     directory.chmod(0o755)  # the database server may run as another user
-    stack = Stack(directory, may_mount=may_mount)
+    stack = Stack(directory, may_mount=may_mount, has_page=has_page)
     try:
         stack.prepare()
         yield stack

@@ -224,13 +224,15 @@ def _pods(resource: Resource) -> Iterator[dict[str, Any]]:
 
 def _replace(tree: Any, expressions: _Expressions) -> None:
     """Put expressions in place of images, Secrets, the claim of the references, and namespaces, in place."""
-    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        if isinstance(value, (dict, list)):
+    entries: Any = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in entries:
+        if isinstance(value, dict):
             if key in ("secret", "secretKeyRef"):
                 role = value["name"].removeprefix("quantdrift-")
                 value["name"] = expressions.value(f".Values.secrets.{role}")
             elif key == "configMap" and value.get("name") == "quantdrift-ca":
                 value["name"] = expressions.value(".Values.ca")
+        if isinstance(value, (dict, list)):
             _replace(value, expressions)
         elif isinstance(value, str) and (image := _IMAGE.fullmatch(value)):
             tree[key] = expressions.value(

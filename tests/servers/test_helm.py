@@ -125,7 +125,11 @@ def test_what_a_user_chooses_is_in_the_pods(helm: Environment) -> None:
 
 def test_an_unknown_value_is_refused(helm: Environment) -> None:
     """A typing error would else be a default."""
-    wrong = [{"image": {}}, {"monitor": {"replica": 2}}, {"shadow": {"replicas": "many"}}]
+    wrong: list[dict[str, Any]] = [
+        {"image": {}},
+        {"monitor": {"replica": 2}},
+        {"shadow": {"replicas": "many"}},
+    ]
     answers = _answers(helm, ROOT / CHART, *wrong)["answers"]
     for answer, name in zip(answers, ("image", "replica", "replicas"), strict=True):
         assert name in answer["refused"]
