@@ -216,4 +216,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except subprocess.CalledProcessError as failed:
+        sys.exit(f"{' '.join(failed.cmd[:2])} ended with exit code {failed.returncode}: its own lines say why")

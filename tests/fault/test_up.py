@@ -252,13 +252,22 @@ def test_nothing_that_happens_behind_it_ends_the_serving_path(memory_path: Path)
 
 
 def test_killed_and_started_again_it_has_answered_every_request(memory_path: Path) -> None:
-    """Its relay workers go on without it, and the next one takes the port from them while requests arrive."""
-    with _up(memory_path, "") as up:
+    """Its relay workers go on without it, and the next one takes the port from them while requests arrive.
+
+    With `telemetry.log_json` every line of it and its processes is JSON, names its module, and says at no start what it did not do.
+    """
+    with _up(memory_path, "", QUANTDRIFT__TELEMETRY__LOG_JSON="true") as up:
         for n in (1, 2):
             up.wait_for_line("quantdrift is up", n=n)
             up.kill()
             up.wait_for_line("took over 127.0.0.1", n=n)
             up.serves()
+        lines = [json.loads(line) for line in up.said().splitlines()]
+    assert sum("applied the schema revisions" in line["message"] for line in lines) == 1
+    assert not [line for line in lines if line["logger"] == "__main__"]
+    relays = [line["message"] for line in lines if line["role"].startswith("relay")]
+    assert "a new supervisor's workers have the port: finishing" in relays
+    assert not [message for message in relays if "SIGTERM" in message]
 
 
 @pytest.mark.release
