@@ -327,6 +327,36 @@ async def test_postgres_may_go_and_come_back(
     assert sum(row["n_rows"] for row in await _fetch(dsn, "select n_rows from batch")) == 41
 
 
+@pytest.mark.integration
+async def test_what_a_host_sends_whose_clock_jumps_is_stored_or_set_aside_by_name(
+    config: Config, postgres_dsn: str
+) -> None:
+    """Behind by hours, or ahead by less than one, it is compared; what is further ahead, or so old that no day takes it, says why."""
+    now = datetime.now(UTC)
+    jumps = {
+        timedelta(0): "",
+        timedelta(minutes=30): "",
+        timedelta(hours=-2): "",
+        timedelta(hours=2): "too_early",
+        timedelta(days=-3000): "too_late",
+    }
+    sent = [
+        (exchange_of(inputs_of(1, seed), captured_at=now + jump), why)
+        for seed, (jump, why) in enumerate(jumps.items())
+    ]
+    async with serving(config, postgres_dsn) as queue:
+        await _publish(queue, *(exchange for exchange, _ in sent))
+        await _until_empty(queue)
+    stored = await _fetch(postgres_dsn, "select exchange_id, captured_at from comparison")
+    assert {row["exchange_id"].hex: row["captured_at"] for row in stored} == {
+        exchange.id: exchange.captured_at for exchange, why in sent if not why
+    }
+    aside = await _fetch(postgres_dsn, "select exchange_id, reason, detail from quarantine")
+    assert {row["exchange_id"].hex: row["reason"] for row in aside} == {
+        exchange.id: why for exchange, why in sent if why
+    }
+
+
 @pytest.mark.fault
 async def test_a_worker_ends_while_postgres_is_away(config: Config, postgres_server: PostgresServer) -> None:
     """What cannot be stored is given back, and the next worker stores it."""

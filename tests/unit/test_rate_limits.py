@@ -1,6 +1,6 @@
 """The limits of the capture process on what it sends."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -99,3 +99,30 @@ def test_no_times_of_capture_let_more_pass_than_the_bound() -> None:
                     limit.take(1, captured_s)
                     passed += 1
     assert passed <= 10 * (100 + TOO_LATE_S + 1) + 2
+
+
+class _ShiftedClock(ManualClock):
+    """A clock whose wall time somebody sets, or that a suspended machine catches up with; time for durations goes on."""
+
+    shift = timedelta()
+
+    def now(self) -> datetime:
+        """Return the wall time."""
+        return super().now() + self.shift
+
+
+@pytest.mark.parametrize("hours", [-2.0, -0.05, 0.05, 2.0])
+def test_a_clock_that_jumps_changes_nothing_of_the_limits(hours: float) -> None:
+    """Forward or backward, by minutes or hours: as many pass as before, and what was in hand at the jump is neither refused nor a burst."""
+    clock = _ShiftedClock(datetime(2026, 1, 1, tzinfo=UTC))
+    caps = RateLimits(Sampling(max_exchanges_per_s=5), Counters.create(1, 1).slot(0), clock)
+    passed = [0, 0]
+    for after in (False, True):
+        for _ in range(600):
+            captured_s = clock.now().timestamp()
+            clock.shift = timedelta(hours=hours) if after else timedelta()
+            clock.advance(0.1)
+            if caps.refusal(captured_s) is None:
+                caps.count_passed(1, captured_s)
+                passed[after] += 1
+    assert passed == [pytest.approx(300, abs=6), pytest.approx(300, abs=6)]
