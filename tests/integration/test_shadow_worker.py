@@ -351,10 +351,8 @@ async def test_what_a_host_sends_whose_clock_jumps_is_stored_or_set_aside_by_nam
     assert {row["exchange_id"].hex: row["captured_at"] for row in stored} == {
         exchange.id: exchange.captured_at for exchange, why in sent if not why
     }
-    aside = await _fetch(postgres_dsn, "select exchange_id, reason, detail from quarantine")
-    assert {row["exchange_id"].hex: row["reason"] for row in aside} == {
-        exchange.id: why for exchange, why in sent if why
-    }
+    aside = await _fetch(postgres_dsn, "select reason from quarantine")
+    assert sorted(row["reason"] for row in aside) == sorted(why for _, why in sent if why)
 
 
 @pytest.mark.fault
