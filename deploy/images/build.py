@@ -219,4 +219,6 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except subprocess.CalledProcessError as failed:
-        sys.exit(f"{' '.join(failed.cmd[:2])} ended with exit code {failed.returncode}: its own lines say why")
+        sys.exit(
+            f"{' '.join(failed.cmd[:2])} ended with exit code {failed.returncode}: its own lines say why"
+        )

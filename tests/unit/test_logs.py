@@ -193,7 +193,10 @@ def test_an_exporter_whose_collector_refuses_says_so_once_an_hour(clock: ManualC
             clock.advance(EXPORT_WINDOW_S / 2)
     finally:
         logger.removeHandler(lines)
-    assert [line.partition(" (")[2] for line in lines.said] == ["", "1 more like this one were left out before it)"]
+    assert [line.partition(" (")[2] for line in lines.said] == [
+        "",
+        "1 more like this one were left out before it)",
+    ]
 
 
 def test_a_module_that_is_run_logs_under_its_own_name(
