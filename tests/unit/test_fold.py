@@ -21,7 +21,7 @@ from quantdrift.storage.fold_rows import (
     TransitionRow,
     VerdictRow,
 )
-from tests.support.monitor.fold_stream import ALL_ID, BEGIN_US, FAINT_ID, SECOND_US, batches, diverging
+from tests.support.monitor.fold_stream import ALL_ID, BEGIN_US, SECOND_US, batches, diverging
 from tests.support.monitor.folds import fold_all
 
 pytestmark = pytest.mark.unit
@@ -172,42 +172,3 @@ def test_rollups_add_up_to_what_was_offered() -> None:
     assert sum(row.n_groups for row in rows) == len(pi)
     for row in rows:
         assert sum(row.divergence_bins) == pytest.approx(row.weight)
-
-
-def test_the_onset_is_dated_by_capture_where_newer_exchanges_came_first() -> None:
-    """After an outage what is delivered again is folded after newer exchanges, and what it shows began when it was captured."""
-    healthy, drifted = batches(60, faint_flips=0.001), batches(29, seed=2, faint_flips=0.3)
-    begin_us = healthy[-1].stored_us - BEGIN_US
-    drifted = [
-        msgspec.structs.replace(
-            rows,
-            stored_us=rows.stored_us + begin_us,
-            comparisons=tuple(
-                msgspec.structs.replace(row, captured_us=row.captured_us + begin_us)
-                for row in rows.comparisons
-            ),
-            tallies=(),
-        )
-        for rows in drifted
-    ]
-    newest_us, stored_us = min(row.captured_us for row in drifted[-1].comparisons), drifted[-1].stored_us
-    # What two workers had in hand that were killed, from before the drift and after it, is delivered again after the newest batch.
-    again = [
-        msgspec.structs.replace(rows, stored_us=stored_us)
-        for rows in (drifted[-1], *healthy[-10:], *drifted[:-1])
-    ]
-
-    def onset_us(stream: list[BatchRows]) -> int:
-        numbered = [
-            msgspec.structs.replace(rows, fold_seq=number) for number, rows in enumerate(stream, start=1)
-        ]
-        _, result = fold_all(numbered)
-        return next(
-            row.onset_us
-            for row in result.transitions
-            if row.slice_id == FAINT_ID and row.to_verdict is Verdict.FIRING
-        )
-
-    in_order_us = onset_us([*healthy, *drifted])
-    assert in_order_us < newest_us - 30 * SECOND_US
-    assert abs(onset_us([*healthy[:-10], *again]) - in_order_us) < 10 * SECOND_US
