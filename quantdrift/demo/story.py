@@ -60,7 +60,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     release_s
         Longest wait for a verdict on every slice of it afterwards.
     gate_s
-        Longest wait for the gate's verdict on a repaired model; 0: nothing is repaired.
+        Longest wait for the gate's verdict on a repaired model; 0: nothing is repaired. The archive has some nine readers a second, and 1,860
+        of them are enough in 99 of 100 runs; half of the runs need 740.
     repaired_s
         Longest time that the repaired model serves; it ends once every slice of it has a verdict.
     """
@@ -74,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     after_s: float = 10.0
     seen_s: float = 60.0
     release_s: float = 25.0
-    gate_s: float = 150.0
+    gate_s: float = 300.0
     repaired_s: float = 60.0
 
     @classmethod
