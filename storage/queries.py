@@ -43,7 +43,7 @@ ROLLED_UP: Final = """
 """
 ITEMS: Final = """
   select captured_at as at, 1 as answers, weight * {value} as total, case when {value} is not null then weight end as weight
-  from item
+  from item c
   where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
     and captured_at >= :{begin} and captured_at < :{end}
 """
@@ -56,18 +56,6 @@ select at, sum(answers) as answers, sum(total) / sum(weight) as {measure}
 from point{but}
 group by at
 having sum(weight) > 0
-order by at;
-"""
-NAMED: Final = """
-select date_bin(make_interval(secs => :width), captured_at, :begin) as at, count(value) as n,
-  sum(weight * value) / sum(weight) filter (where value is not null) as mean
-from (
-  select captured_at, weight, VALUE as value
-  from item c
-  where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
-    and captured_at >= :begin and captured_at < :end
-) of_slice
-group by at
 order by at;
 """
 SPREAD: Final = """

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.signals import SignalForm
+from quantdrift.core.signals import SignalForm, signal_of
 from quantdrift.core.text import plain
 from quantdrift.facts.events import Ending
 from quantdrift.facts.words.incident import mitigated_sentence
@@ -161,7 +161,13 @@ async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> we
         budget=budget,
         chart=chart.drawing,
         sql=history_sql(
-            Metric.FLIP, period, chart.trend, alert.onset_at, cap, version=version.id, slice=alert.slice_id
+            signal_of(Metric.FLIP),
+            period,
+            chart.trend,
+            alert.onset_at,
+            cap,
+            version=version.id,
+            slice=alert.slice_id,
         ),
         event=event,
         now=now,

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
-from quantdrift.core.signals import DetectorKind, Signal, named_signals
+from quantdrift.core.signals import DetectorKind, Signal, named_signals, signal_of
 from quantdrift.core.text import plain
 from quantdrift.facts.words.ending import serves_no_more
 from quantdrift.facts.words.happened import happened
@@ -19,7 +19,7 @@ from quantdrift.show import charts
 from quantdrift.show.page.notebook import Chosen, notebook
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, address, query_text, serving_of
-from quantdrift.show.page.slice_history import Period, history, history_sql, named_history, named_sql
+from quantdrift.show.page.slice_history import Period, history, history_sql, named_history
 from quantdrift.show.trends import Plot, plot
 from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import AlertFact, list_alerts
@@ -162,24 +162,19 @@ async def slice_page(request: web.Request) -> web.Response:
             ),
         )
     }
-    named_plots = [
-        NamedPlot(
-            signal=signal,
-            drawing=plot(
-                signal.metric,
-                buckets,
-                period.grid(buckets, version.first_at, entry.last_at),
-                name=plain(name),
-                budget=signal.budget(budget),
-                marks=[_mark(event) for event in events],
-                alerts=[(alert.onset_at, alert.ended_at) for alert in chosen.alerts],
-            ).drawing
-            if buckets
-            else "",
-            query=named_sql(period, signal, version=version.id, slice=entry.slice_id),
+    named_plots = []
+    for signal in named:
+        drawn = plot(
+            signal.metric,
+            buckets or [],
+            period.grid(buckets or [], version.first_at, entry.last_at),
+            name=plain(name),
+            budget=signal.budget(budget),
+            marks=[_mark(event) for event in events],
+            alerts=[(alert.onset_at, alert.ended_at) for alert in chosen.alerts],
         )
-        for signal in named
-    ]
+        query = history_sql(signal, period, drawn.trend, None, 1.0, version=version.id, slice=entry.slice_id)
+        named_plots.append(NamedPlot(signal=signal, drawing=drawn.drawing if buckets else "", query=query))
     return render(
         request,
         "slice.html",
@@ -322,7 +317,7 @@ def _sql(
     single: dict[str, int | datetime] = {**ids, "begin": looked_from, "end": period.end}
     begin, split, end = of_bars
     flips, divergence = (
-        history_sql(metric, period, plots[metric].trend, chosen.onset, budget.cap, **ids)
+        history_sql(signal_of(metric), period, plots[metric].trend, chosen.onset, budget.cap, **ids)
         for metric in (Metric.FLIP, Metric.DIVERGENCE)
     )
     return {

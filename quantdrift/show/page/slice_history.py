@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-from quantdrift.core.records import Metric
 from quantdrift.core.signals import Signal
 from quantdrift.show.trends import Grid, Trend
 from quantdrift.storage import queries, snapshot
@@ -100,15 +99,8 @@ async def named_history(
     return await in_time(connection, read, snapshot.PATIENCE_S)
 
 
-def named_sql(period: Period, signal: Signal, **ids: int) -> str:
-    """Return the query of the signal of a plug-in in a slice over a period, in its buckets."""
-    query = queries.NAMED.replace("VALUE", value_of(signal))
-    width = period.width.total_seconds()
-    return queries.filled(query, **ids, begin=period.begin, end=period.end, width=width)
-
-
 def history_sql(
-    metric: Metric, period: Period, trend: Trend, onset: datetime | None, cap: float, **ids: int
+    signal: Signal, period: Period, trend: Trend, onset: datetime | None, cap: float, **ids: int
 ) -> str:
     """Return the query that gives a row for each point of a plot: when it begins, its answers, and its mean as it is drawn.
 
@@ -119,14 +111,14 @@ def history_sql(
     onset
         As of `history`.
     """
-    grain, measure, width = period.window.grain, metric.value, period.width
-    value, total = "flip::int", "least(flip, flip_weight)"
-    if metric is Metric.DIVERGENCE:
-        value, total = "case when divergence <> 'NaN' then least(divergence, :cap) end", measure
+    grain, measure, width = period.window.grain, signal.metric.value, period.width
+    value, total = value_of(signal).replace("side.cap", ":cap"), measure
+    if signal.is_share:
+        total = "least(flip, flip_weight)"
     around = period.begin if onset is None else period.begin + (onset - period.begin) // width * width
     # The hour or day in which the alert began is divided by its exchanges.
     is_divided = onset in trend.cuts and onset != around
-    if grain is Grain.ITEM:
+    if grain is Grain.ITEM or not signal.has_sums:
         parts = queries.ITEMS.format(value=value, begin="begin", end="end")
     else:
         time = grain.value.removeprefix("rollup_")
