@@ -41,7 +41,7 @@ define beside_lint
 	test $$tests = 0 -a ! -s out/lint.txt
 endef
 
-check: export HYPOTHESIS_PROFILE ?= quick
+check test: export HYPOTHESIS_PROFILE ?= quick
 check: setup ## Run the linters and the quick ones of the tests marked unit, contract or property
 	$(call beside_lint,$(JOBS:auto=logical),-m "(unit or contract or property) and not slow" tests/unit tests/contract tests/property)
 

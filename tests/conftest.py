@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tests.support.sidecar.relay_process import Backend
 
 # Seeded by each test's own code, so that CI finds the same twice; nothing of it is timed, because machines differ.
-# `make check` takes `quick`; to look further afield: HYPOTHESIS_PROFILE=explore.
+# `make check` and `make test` take `quick`, `make test-release` takes `seeded`; to look further afield: HYPOTHESIS_PROFILE=explore.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("seeded", _UNTIMED, derandomize=True)
 settings.register_profile("quick", _UNTIMED, derandomize=True, max_examples=20)
@@ -99,6 +100,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not _is_for_releases(item)]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (rank(item.nodeid), item.nodeid.partition("::")[0]))
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of later garbage collections what collecting the tests has made: some million objects that stay."""
+    gc.collect()
+    gc.freeze()
 
 
 def _is_for_releases(item: pytest.Item) -> bool:

@@ -263,6 +263,7 @@ async def test_an_open_page_follows_the_database(
         assert complaints == []
 
 
+@pytest.mark.release
 async def test_a_thousand_slices_are_shown_worst_first_and_found_by_name(
     browser: Browser, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:

@@ -74,7 +74,9 @@ def _overlap(first: dict[str, Any], second: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("width", [320, 390, 640, 900, 1280, 1600])
+@pytest.mark.parametrize(
+    "width", [320, *(pytest.param(width, marks=pytest.mark.release) for width in (390, 640, 900, 1600)), 1280]
+)
 async def test_no_label_of_a_plot_covers_another_one_or_leaves_its_card(tmp_path: Path, width: int) -> None:
     """Letters as the browser draws them: as large on a phone as on a wide screen, and never narrower than the text needs."""
     style = files("quantdrift.show").joinpath("style.css").read_text("utf-8")

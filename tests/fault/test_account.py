@@ -115,7 +115,9 @@ def kill_all(running: SidecarProcess) -> None:
     running.process.wait()
 
 
-@pytest.mark.parametrize("tree", [False, True], ids=["supervisor", "all processes"])
+@pytest.mark.parametrize(
+    "tree", [pytest.param(False, marks=pytest.mark.release), True], ids=["supervisor", "all processes"]
+)
 def test_the_counts_of_a_killed_sidecar_are_published_by_the_next_one(
     tmp_path: Path, nats_url: str, backend: Backend, *, tree: bool
 ) -> None:

@@ -37,6 +37,7 @@ async def _until_folded(connection: asyncpg.Connection, n: int) -> None:
     await until(all_folded, f"{n} batches are folded")
 
 
+@pytest.mark.release
 async def test_a_monitor_goes_on_from_a_restored_backup_as_if_nothing_had_happened(
     postgres_dsn: str, tmp_path: Path
 ) -> None:

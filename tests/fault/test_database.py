@@ -28,6 +28,7 @@ async def n_models(database: Database) -> int:
 INSERT = text("insert into model_version (model, candidate_version, reference_digest) values (:m, '1', '')")
 
 
+@pytest.mark.release
 def test_killed_in_the_middle_of_a_transaction(postgres_server: PostgresServer) -> None:
     """The transaction ends with a RetryError, nothing of it is kept, and after a restart the same object works."""
 
@@ -71,6 +72,7 @@ def test_killed_just_before_the_commit(postgres_server: PostgresServer) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.release
 def test_killed_during_a_copy(postgres_server: PostgresServer) -> None:
     """A COPY that waits for leave to write to a server that is gone ends too, and at once."""
 
@@ -134,6 +136,7 @@ async def test_a_copy_that_nobody_takes_has_a_deadline(
         await database.ping()
 
 
+@pytest.mark.release
 def test_connections_lost_while_idle_are_not_noticed(postgres_server: PostgresServer) -> None:
     """A restart between two transactions costs nothing: dead connections are replaced."""
 

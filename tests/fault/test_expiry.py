@@ -214,6 +214,7 @@ async def test_what_expires_while_the_shadow_is_away_makes_its_model_unknown(
         assert await record.fetchval("select sum(n_expired) from coverage_hour") == N_AWAY
 
 
+@pytest.mark.release
 async def test_what_expires_while_no_worker_runs_is_seen_by_the_monitor(
     config: Config, postgres_dsn: str, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ def backend(backend: Backend) -> Backend:
     return backend
 
 
+@pytest.mark.release
 def test_a_capture_process_that_dies_while_it_refuses_refuses_nothing_for_ever(
     tmp_path: Path, nats_url: str, backend: Backend
 ) -> None:

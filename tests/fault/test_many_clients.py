@@ -141,6 +141,7 @@ def test_idle_connections_do_not_keep_requests_from_being_observed(
             assert running.count(f"quantdrift_sidecar_{name}_total") == 0
 
 
+@pytest.mark.release
 def test_a_worker_without_files_lets_clients_wait(tmp_path: Path, backend: int) -> None:
     """It neither dies nor cuts anybody off; once others have gone, all are served."""
     with sidecar(tmp_path, backend) as running, contextlib.ExitStack() as stack:

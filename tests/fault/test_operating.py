@@ -29,6 +29,7 @@ from tests.support.sidecar.relay_process import free_port, wait
 pytestmark = pytest.mark.fault
 
 
+@pytest.mark.release
 async def test_the_lag_is_shown_while_no_monitor_leads_and_no_shadow_runs(
     nats_url: str, tmp_path: Path, otlp_receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

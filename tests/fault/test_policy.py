@@ -117,6 +117,7 @@ async def test_a_value_that_changes_before_a_watcher_has_reconnected_is_seen_at_
     await queue.close()
 
 
+@pytest.mark.release
 async def test_a_killed_monitor_costs_no_policy(
     postgres_dsn: str, server: NatsServer, tmp_path: Path
 ) -> None:

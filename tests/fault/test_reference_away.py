@@ -114,6 +114,7 @@ async def test_a_server_that_hangs_costs_no_exchange_and_no_worker(
     assert provenance["precision"] == "unverified"
 
 
+@pytest.mark.release
 async def test_other_models_go_on_while_a_server_hangs(
     server: tuple[subprocess.Popen[str], int], config: Config, postgres_dsn: str, tmp_path: Path
 ) -> None:

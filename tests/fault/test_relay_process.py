@@ -102,6 +102,7 @@ def test_a_killed_worker_is_replaced_without_the_port_closing(tmp_path: Path, ba
     assert clients.n_cut <= 2
 
 
+@pytest.mark.release
 def test_a_configuration_that_was_changed_meanwhile_keeps_no_worker_down(
     tmp_path: Path, backend: Backend
 ) -> None:
@@ -456,6 +457,7 @@ def test_a_first_start_with_a_broken_configuration_is_refused(tmp_path: Path) ->
     assert "sampling.rate" in done.stderr
 
 
+@pytest.mark.release
 def test_a_stopped_worker_of_a_killed_supervisor_is_killed(tmp_path: Path, backend: Backend) -> None:
     """It would keep the port in use for ever."""
     with sidecar(tmp_path, backend.port) as running:
@@ -494,6 +496,7 @@ def test_the_end_of_the_admin_process_costs_no_request_and_no_count(tmp_path: Pa
         assert running.count("quantdrift_sidecar_paused", model="*") == 0
 
 
+@pytest.mark.release
 def test_strangers_at_the_admin_port_cost_the_supervisor_nothing(tmp_path: Path, backend: Backend) -> None:
     """Unfinished heads, and requests that are never read: its memory stays, and it uses no processor time for them."""
     probes = free_port()
@@ -538,6 +541,7 @@ def test_logs_that_nobody_reads_hold_nobody_up(tmp_path: Path, backend: Backend)
         os.close(writer)
 
 
+@pytest.mark.release
 def test_no_secret_is_in_the_environment_of_a_process_that_the_sidecar_starts(
     tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def backend(ledger: Ledger) -> Iterator[Backend]:
         yield server
 
 
+@pytest.mark.release
 def test_a_worker_killed_under_load_costs_its_own_connections(tmp_path: Path, backend: Backend) -> None:
     """At most one request of each of them, which succeeds when it is sent again: the port is never away."""
     (tmp_path / "one").mkdir()

@@ -394,6 +394,7 @@ async def test_it_serves_before_its_database_is_there_and_while_nats_refuses_the
             assert up.said().count("shadow is down since") == 1, "what repeats is told once"
 
 
+@pytest.mark.release
 def test_restarts_of_every_process_are_shown_with_their_reason(memory_path: Path) -> None:
     """The sidecar exports what `up` restarts, servers included, and which of its processes work."""
     with _up(memory_path, "") as up:

@@ -290,6 +290,7 @@ async def test_a_tail_is_pooled_from_slices_that_have_one(
     assert (row["kind"], json.loads(row["content"])["n_groups"]) == ("tail", 10_500)
 
 
+@pytest.mark.release
 async def test_what_the_monitor_could_not_follow_is_refused_by_name(
     database: Database, record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path
 ) -> None:

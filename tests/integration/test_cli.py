@@ -55,6 +55,7 @@ def test_the_schema_is_upgraded_once_and_then_left_alone(postgres_dsn: str, tmp_
     assert "create role quantdrift_operator" in printed
 
 
+@pytest.mark.release
 def test_a_wrong_password_is_reported_without_a_traceback(postgres_dsn: str, tmp_path: Path) -> None:
     """Exit code 2, a sentence, and no password in it. Shadow and monitor wait instead: see `tests/fault/test_secrets.py`."""
     wrong = postgres_dsn.replace("@", "-wrong@")

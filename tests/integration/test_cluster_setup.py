@@ -290,7 +290,7 @@ def test_every_command_of_a_container_exists(arguments: tuple[str, ...]) -> None
         assert option in ran.output
 
 
-@pytest.mark.parametrize("folder", [".", "namespaces/models"])
+@pytest.mark.parametrize("folder", [".", pytest.param("namespaces/models", marks=pytest.mark.release)])
 def test_kubectl_builds_the_same_secrets(manifests: Path, folder: str) -> None:
     """The authority of both servers is in the ConfigMap of each namespace."""
     kubectl = shutil.which("kubectl")

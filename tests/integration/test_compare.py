@@ -89,6 +89,7 @@ async def test_the_worst_slice_comes_first_and_what_one_version_lacks_is_named(
     assert found.new.end <= END
 
 
+@pytest.mark.release
 async def test_the_sums_over_sessions_are_those_of_the_rows(
     connection: Connection, week: ReleaseWeek
 ) -> None:
@@ -115,6 +116,7 @@ async def test_the_sums_over_sessions_are_those_of_the_rows(
         assert side.flip.low < side.flip.value
 
 
+@pytest.mark.release
 async def test_a_frame_gives_the_figures_of_the_command(connection: Connection, postgres_dsn: str) -> None:
     """Shares, divergences and differences with their intervals: those of `compare`, from the rows, for every slice."""
     found = await compare(connection, CONFIG, old=OLD, new=NEW)
@@ -174,6 +176,7 @@ async def test_large_versions_are_compared_by_their_roll_ups(connection: Connect
             assert side.flip.value == pytest.approx(other.flip.value)
 
 
+@pytest.mark.release
 async def test_different_references_are_told(
     connection: Connection, record: asyncpg.Connection, postgres_dsn: str
 ) -> None:

@@ -73,6 +73,7 @@ def test_rates_and_strata_follow_on_an_open_connection(
         connection.close()
 
 
+@pytest.mark.release
 def test_a_model_that_is_added_is_captured(tmp_path: Path, backend: Backend, nats_url: str) -> None:
     """From a file in models.d, through the links of a mounted ConfigMap."""
     body = b'{"outputs":[],"inputs":[]}'
@@ -100,6 +101,7 @@ def test_a_model_that_is_added_is_captured(tmp_path: Path, backend: Backend, nat
         wait(published, "it is captured")
 
 
+@pytest.mark.release
 def test_the_log_names_what_changed_without_its_value(tmp_path: Path, backend: Backend) -> None:
     """The digest of all options, and the names of those that differ: enough to find the change that was applied."""
     path = tmp_path / "config.toml"

@@ -313,6 +313,7 @@ async def stream(made: tuple[Path, Fault], nats_url: str) -> AsyncIterator[Queue
     await queue.close()
 
 
+@pytest.mark.release
 async def test_without_inputs_it_works_on_exemplars(made: tuple[Path, Fault], stream: Queue) -> None:
     """Damaged ones rank and do not count: the share of changed answers is that of the 64 that were drawn."""
     await stream.ensure_exemplars()
@@ -333,6 +334,7 @@ async def test_without_inputs_it_works_on_exemplars(made: tuple[Path, Fault], st
     assert "it is not the file that serves" in other.stderr
 
 
+@pytest.mark.release
 async def test_without_exemplars_it_works_on_what_waits_in_the_stream(
     made: tuple[Path, Fault], stream: Queue
 ) -> None:
@@ -359,6 +361,7 @@ def _in_pytorch(folder: Path, network: Any) -> Path:
     return folder
 
 
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_faulty_layer_of_a_candidate_in_pytorch_is_named(tmp_path: Path) -> None:
     """Its factory is named beside the file of its weights; where only weights are quantised that is said."""
@@ -375,6 +378,7 @@ def test_the_faulty_layer_of_a_candidate_in_pytorch_is_named(tmp_path: Path) -> 
     assert "give the function that makes the candidate" in other.stderr
 
 
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_the_range_of_an_exported_program_is_named(tmp_path: Path) -> None:
     """A program is code: without its digest it is not loaded."""

@@ -74,6 +74,7 @@ async def test_what_a_search_finds_is_frozen_and_becomes_a_slice_only_on_later_t
     assert 300 < confirmed["n_groups"] < 400
 
 
+@pytest.mark.release
 async def test_a_fault_on_weekends_alone_is_found_as_a_slice_by_the_time_of_week(
     database: Database, record: asyncpg.Connection
 ) -> None:
@@ -181,6 +182,7 @@ async def test_a_confirmed_slice_without_traffic_is_retired_and_keeps_its_slice(
     assert await record.fetchval("select slice_id from discovery") == slice_id
 
 
+@pytest.mark.release
 async def test_more_than_the_cap_wait_for_a_place(database: Database, record: asyncpg.Connection) -> None:
     """Confirmed beyond `most_slices`: counted, not lost; candidates beyond `most_candidates` likewise."""
     version = await write_version(record)
@@ -211,6 +213,7 @@ async def test_of_too_many_rows_a_part_is_looked_at(database: Database, record: 
     assert await record.fetchval("select count(*) from discovery") == 0
 
 
+@pytest.mark.release
 async def test_two_rounds_at_once_do_not_count_the_same_exchanges_twice(
     database: Database, record: asyncpg.Connection
 ) -> None:

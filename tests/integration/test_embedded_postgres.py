@@ -93,6 +93,7 @@ async def test_stopped_or_killed_it_comes_back_on_the_same_port_with_its_data(di
     server.stop()
 
 
+@pytest.mark.release
 def test_another_owner_finds_password_and_data(directory: Path) -> None:
     """What one process made, the next one serves; nobody else may look."""
     with PostgresServer(directory, durable=False) as server:
@@ -216,6 +217,7 @@ def test_a_port_that_is_taken_is_reported(directory: Path) -> None:
         assert not server.alive()
 
 
+@pytest.mark.release
 @pytest.mark.skipif(os.geteuid() != 0, reason="tried as an ordinary user by all other tests")
 def test_an_ordinary_user_stays_what_it_is(directory: Path) -> None:
     """Without root there is no change of account, and the server still dies with its owner."""
@@ -248,6 +250,7 @@ def test_root_lends_a_reachable_directory_to_nobody() -> None:
             assert (server.directory / "data").stat().st_uid == 65534
 
 
+@pytest.mark.release
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its account")
 def test_root_keeps_an_unreachable_directory_to_itself(directory: Path) -> None:
     """Under a directory that nobody may enter, the server runs in a user namespace and root owns the files."""

@@ -234,6 +234,7 @@ async def test_other_measures_that_moved_are_listed(database: Database, record: 
     assert "(6 compared)" in said
 
 
+@pytest.mark.release
 async def test_a_slow_database_leaves_out_the_other_measures(
     database: Database, record: asyncpg.Connection
 ) -> None:
@@ -360,6 +361,7 @@ async def test_an_alert_that_cannot_be_explained_goes_out_and_says_so(
         assert "Not explained" in (await texts(record))[slice_id]
 
 
+@pytest.mark.release
 async def test_an_alert_that_gets_worse_keeps_its_explanation_where_the_new_one_fails(
     database: Database, record: asyncpg.Connection
 ) -> None:

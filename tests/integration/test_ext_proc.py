@@ -206,6 +206,7 @@ def test_a_killed_intake_opens_its_port_again(envoyed: Pod) -> None:
     assert envoyed.lost("process_ended") == before + 1
 
 
+@pytest.mark.release
 def test_an_exchange_under_way_may_end_after_sigterm(tmp_path: Path, nats_url: str) -> None:
     """New streams are refused, and what was taken before is published."""
     with pod(tmp_path, nats_url, SIDECAR__DRAIN_DELAY_S=0) as made:
@@ -254,6 +255,7 @@ def test_a_stream_without_the_token_is_refused(tmp_path: Path, nats_url: str) ->
         assert made.count("intake_refused", reason="wrong_token") == 1
 
 
+@pytest.mark.release
 def test_a_port_that_another_has_is_said_at_once(tmp_path: Path) -> None:
     """The sidecar does not start."""
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -258,6 +258,7 @@ def test_a_broken_candidate_fails_at_once_and_the_table_says_where(site: Site) -
     assert site.rows()[0]["verdict"] == "fail"
 
 
+@pytest.mark.release
 def test_the_accuracy_is_asked_of_all_traffic_by_bounding_flips(site: Site) -> None:
     """With the reference's accuracy a good candidate passes at 99 %; live traffic has no true classes yet, so --labels is an error."""
     asked = ("good.onnx", "--mlperf", "99")
@@ -484,6 +485,7 @@ def test_an_error_while_the_gate_runs_ends_its_row_too(site: Site, monkeypatch: 
     assert (row["verdict"], row["ended_at"] is not None) == ("insufficient", True)
 
 
+@pytest.mark.release
 def test_exchanges_from_before_the_candidate_was_recorded_do_not_count(site: Site) -> None:
     """All of them are old: after the wait it is insufficient, and nothing was seen."""
     before = datetime.now(UTC) - timedelta(minutes=10)
@@ -568,6 +570,7 @@ def test_frames_of_one_camera_count_once(tmp_path: Path) -> None:
     assert (gate.bursts.n_exchanges >= 370, gate.bursts.n_observations <= 100) == (True, True)
 
 
+@pytest.mark.release
 def test_the_mean_divergence_is_asked_of_live_traffic_too(site: Site) -> None:
     """A candidate that decides alike and whose scores differ fails by it alone; one that computes the same passes in every slice."""
     budget = "[models.budget]\nflip = 0.5\ndivergence = 0.02\ncap = 1.0\n"
@@ -592,6 +595,7 @@ def test_the_mean_divergence_is_asked_of_live_traffic_too(site: Site) -> None:
     assert max(one["low"] for (_, question), one in found.items() if question == "divergence") > 0.02
 
 
+@pytest.mark.release
 def test_a_session_is_one_observation(site: Site) -> None:
     """Ten exchanges each: as many observations as sessions, counted when the wait is over."""
     with site.traffic(lambda number: served(number, group=f"g{number // 10 % 4}")):
@@ -675,6 +679,7 @@ async def compared_today(site: Site, key: SliceKey) -> None:
         await connection.close()
 
 
+@pytest.mark.release
 def test_learned_slices_are_judged_by_the_clustering_of_the_beginning(learned: Site) -> None:
     """A candidate that never says class 2 breaks the cluster of these inputs alone; a cluster that the fit no longer has is left out."""
     with learned.traffic(served):

@@ -83,7 +83,15 @@ def _column(found: Sequence[ReplayResult], name: str) -> Any:
     return np.concatenate([one.divergences.detail[name] for one in found])
 
 
-@pytest.mark.parametrize("more", [IDS, {}, {"temperature": 1}], ids=["ids", "text", "sampled"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(IDS, marks=pytest.mark.release),
+        {},
+        pytest.param({"temperature": 1}, marks=pytest.mark.release),
+    ],
+    ids=["ids", "text", "sampled"],
+)
 def test_a_copy_of_the_reference_does_not_diverge(
     language_folder: Path, fp32: VllmLike, more: dict[str, Any]
 ) -> None:
@@ -180,6 +188,7 @@ def test_a_copy_gives_no_figures_for_another_version(language_folder: Path, int8
     assert set(_column(found, "measure")) == {"regret"}
 
 
+@pytest.mark.release
 def test_a_copy_that_is_away_is_waited_for(language_folder: Path, int8: VllmLike) -> None:
     """At the start and later, as a reference is; answers that need no copy go on."""
     on_wire, without = chats(int8, **LISTS), chats(int8)
@@ -224,6 +233,7 @@ def test_a_copy_gives_no_answer_of_its_own(language_folder: Path, int8: VllmLike
     assert sum(path == CHAT for path, _ in int8.asked) == len(found)  # what the client asked
 
 
+@pytest.mark.release
 def test_a_check_of_references_opens_the_copy_too(
     language_folder: Path, int8_folder: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ def config_path(language_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(EXAMPLE, tmp_path))
 
 
+@pytest.mark.release
 def test_the_example_is_sound_and_its_reference_opens(config_path: Path) -> None:
     """`quantdrift config check --references` says so."""
     ran = CliRunner().invoke(main, ["config", "check", "--references", "--config", str(config_path)])

@@ -123,6 +123,7 @@ def test_the_source_distribution_has_no_link_and_one_directory(sdist: Path) -> N
     assert {"quantdrift/py.typed", "quantdrift/migrations/versions/0001_initial.py", "LICENSE"} <= names
 
 
+@pytest.mark.release
 def test_pyproject_states_the_version_and_nothing_else_does(
     installed: Path, sdist: Path, wheel: Path
 ) -> None:

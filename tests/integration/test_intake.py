@@ -264,6 +264,7 @@ def test_events_of_whoever_has_no_token_reach_nothing(intake: Intake) -> None:
     assert len(intake.stored()) == seen + 12
 
 
+@pytest.mark.release
 def test_an_intake_takes_events_only_where_that_is_configured(tmp_path: Path, nats_url: str) -> None:
     """The port of programs has no sink for loggers: there is nothing to find out about a token there."""
     stream, port = Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}"), free_port()

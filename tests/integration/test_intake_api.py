@@ -98,6 +98,7 @@ def _token() -> Iterator[None]:
         yield
 
 
+@pytest.mark.release
 def test_the_server_answers_as_its_description_says(intake: Intake, tmp_path: Path) -> None:
     """Schemathesis makes requests of the description and breaks them: no status, type or body is undescribed.
 

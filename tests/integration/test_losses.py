@@ -252,7 +252,12 @@ class _Status:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "n"), [("endless", 30), pytest.param("refuse", 30, marks=pytest.mark.release), ("cut", 30)]
+    ("wanted", "n"),
+    [
+        pytest.param("endless", 30, marks=pytest.mark.release),
+        pytest.param("refuse", 30, marks=pytest.mark.release),
+        ("cut", 30),
+    ],
 )
 def test_losses_at_one_sidecar_leave_the_model_of_another_alone(
     tmp_path: Path, nats_url: str, postgres_dsn: str, wanted: str, n: int
@@ -300,6 +305,7 @@ def test_losses_at_one_sidecar_leave_the_model_of_another_alone(
     assert not any(name.startswith(("lost", "no answer")) for name in status.rows(DIGITS))
 
 
+@pytest.mark.release
 def test_what_was_lost_under_a_wrong_name_does_not_count_once_it_is_corrected(
     tmp_path: Path, nats_url: str, postgres_dsn: str
 ) -> None:

@@ -143,6 +143,7 @@ async def test_beside_a_verdict_the_collector_gets_whether_the_version_serves_an
     assert {event.attributes["quantdrift.version_serving"] for event in events} <= {"silent", "serving"}
 
 
+@pytest.mark.release
 async def test_a_collector_that_is_down_gets_every_event_when_it_is_back(
     postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path, otlp_receiver: OtlpReceiver
 ) -> None:
@@ -169,6 +170,7 @@ async def test_a_collector_that_is_down_gets_every_event_when_it_is_back(
     assert await asyncio.to_thread(otlp_receiver.wait_for, lambda one: len(one.events) >= n_events, 10)
 
 
+@pytest.mark.release
 async def test_without_a_collector_events_stay_in_the_record(
     postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
 ) -> None:

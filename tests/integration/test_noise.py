@@ -200,6 +200,7 @@ async def test_noise_of_the_candidate_is_stored_where_its_operator_allows_it(
     assert all((row["divergence"] < 1e-9) is same for row in divergences)
 
 
+@pytest.mark.release
 async def test_too_much_noise_is_an_event_a_gauge_and_no_verdict(
     postgres_dsn: str, tmp_path: Path, otlp_receiver: OtlpReceiver
 ) -> None:
@@ -255,6 +256,7 @@ async def test_too_much_noise_is_an_event_a_gauge_and_no_verdict(
     assert flips["low"] < flips["mean"] < flips["high"]
 
 
+@pytest.mark.release
 async def test_noise_is_reported_in_the_unit_of_its_metric(postgres_dsn: str, tmp_path: Path) -> None:
     """As its budget and its signals are, not over the cap."""
     stream = [

@@ -89,6 +89,7 @@ def test_each_metric_of_a_rule_or_of_its_test_exists_in_the_code() -> None:
     assert used <= _exposed()
 
 
+@pytest.mark.release
 def test_each_rule_fires_when_it_should_and_not_otherwise() -> None:
     """`promtool` runs the unit tests of the rules, and each alert occurs in them."""
     promtool = shutil.which("promtool")

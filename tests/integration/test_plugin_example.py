@@ -61,6 +61,7 @@ def _quantdrift(site: Path, *arguments: str, **more: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.release
 def test_its_own_tests_pass(site: Path, tmp_path: Path) -> None:
     """The suites of `quantdrift.testing`, run as a plug-in's author runs them."""
     tests = EXAMPLE / "tests"

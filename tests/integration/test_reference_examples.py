@@ -74,14 +74,22 @@ def test_only_the_directory_that_was_named_is_written_to(directory: Path) -> Non
         assert "sha256:000" not in (directory / path.name).read_text()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param("exported-program", marks=pytest.mark.release),
+        "factory",
+        pytest.param("torchscript", marks=pytest.mark.release),
+        "mapped",
+    ],
+)
 def test_a_form_computes_what_the_onnx_file_gave(form: str, directory: Path) -> None:
     """It opens, is FP32, and reproduces the canaries."""
     for command in shown(form):
         works(command, directory)
 
 
-@pytest.mark.parametrize("form", ["exported-program", "torchscript"])
+@pytest.mark.parametrize("form", ["exported-program", pytest.param("torchscript", marks=pytest.mark.release)])
 def test_what_is_code_and_not_pinned_rightly_is_not_loaded(form: str, directory: Path) -> None:
     """The configuration as it stands in the example has no digest yet: the message tells which one it is."""
     copied = directory / f"{form}-unmade.toml"

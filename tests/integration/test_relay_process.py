@@ -116,6 +116,7 @@ def test_a_backend_that_is_away_is_said_in_the_log_and_when_it_is_back(tmp_path:
     assert "refused" in log.lines("did not accept")[0]
 
 
+@pytest.mark.release
 def test_a_misspelt_model_is_said_in_the_log(tmp_path: Path, backend: Backend, log: Log) -> None:
     """With the name that was seen, how often, and the one that was meant."""
     with sidecar(tmp_path, backend.port, SAMPLING__RATE=1, MODELS='[{"name": "wines"}]') as running:
@@ -129,6 +130,7 @@ def test_a_misspelt_model_is_said_in_the_log(tmp_path: Path, backend: Backend, l
         )
 
 
+@pytest.mark.release
 def test_traffic_in_which_nothing_is_a_prediction_is_said_in_the_log(
     tmp_path: Path, backend: Backend, log: Log
 ) -> None:

@@ -127,6 +127,7 @@ def test_the_faulty_site_in_fp32_passes_the_gate(folder: Path, tmp_path: Path) -
     assert (repaired != truth).mean() < 0.02
 
 
+@pytest.mark.release
 async def test_python_says_what_the_command_prints(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ async def test_python_says_what_the_command_prints(
         )
 
 
+@pytest.mark.release
 async def test_the_gate_command_that_is_printed_writes_its_verdict_to_the_alert(
     folder: Path, tmp_path: Path, record: asyncpg.Connection, postgres_dsn: str
 ) -> None:
@@ -202,6 +204,7 @@ async def test_the_gate_command_that_is_printed_writes_its_verdict_to_the_alert(
     assert notes[-1]["reason"].startswith("Gate: pass: digits may be replaced by sha256:")
 
 
+@pytest.mark.release
 def test_a_repair_that_moves_the_damage_fails_and_names_the_other_slice(folder: Path, tmp_path: Path) -> None:
     """Ranges for bright pages are too wide for those of the office; a copy for the bright ones alone leaves the office as it is."""
     _brightened(folder, tmp_path / "rec.npz", slice(N["office"], None), 1.5)
@@ -244,6 +247,7 @@ def test_ranges_are_chosen_on_inputs_that_built_none(folder: Path, tmp_path: Pat
     assert "% of the values" in done.stdout
 
 
+@pytest.mark.release
 def test_nothing_that_calibrates_is_judged_by(folder: Path, tmp_path: Path) -> None:
     """The slice is cut into halves: what one calibrates on and what one judges by are no more than all of it."""
     out = tmp_path / "out"
@@ -263,6 +267,7 @@ def test_nothing_that_calibrates_is_judged_by(folder: Path, tmp_path: Path) -> N
     assert json.loads((out / "repairs.json").read_bytes())["repairs"][0]["digest"] == own["digest"]
 
 
+@pytest.mark.release
 def test_calibration_is_not_tried_on_a_damaged_weight(folder: Path, tmp_path: Path) -> None:
     """The text says why; the weight in FP32 helps."""
     out = tmp_path / "out"
@@ -312,6 +317,7 @@ async def _keep_exemplars(folder: Path, queue: Queue) -> list[str]:
     return ids
 
 
+@pytest.mark.release
 async def test_without_inputs_it_works_on_exemplars_and_measures_by_random_ones_alone(
     folder: Path, tmp_path: Path, nats_url: str
 ) -> None:

@@ -10,6 +10,7 @@ from quantdrift.storage.admin.revision import write_revision
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.release
 def test_a_new_revision_states_the_rule_and_finds_nothing_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

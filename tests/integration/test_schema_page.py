@@ -30,6 +30,7 @@ async def test_the_queries_on_the_page_run(postgres_dsn: str) -> None:
     assert len(examples) == 12
 
 
+@pytest.mark.release
 def test_the_oldest_server_we_know_describes_itself_the_same(tmp_path: Path) -> None:
     """The schema and its views are the same on Postgres 16 as on the newest."""
     newest = find_binaries().directory

@@ -355,6 +355,7 @@ async def test_what_a_host_sends_whose_clock_jumps_is_stored_or_set_aside_by_nam
     assert sorted(row["reason"] for row in aside) == sorted(why for _, why in sent if why)
 
 
+@pytest.mark.release
 @pytest.mark.fault
 async def test_a_worker_ends_while_postgres_is_away(config: Config, postgres_server: PostgresServer) -> None:
     """What cannot be stored is given back, and the next worker stores it."""

@@ -87,7 +87,7 @@ class Site:
         return user["more"], audit["lost"]
 
 
-@pytest.fixture(params=["superuser", "no superuser"])
+@pytest.fixture(params=[pytest.param("superuser", marks=pytest.mark.release), "no superuser"])
 async def site(request: pytest.FixtureRequest, memory_path: Path) -> AsyncIterator[Site]:
     """Return a server whose owner is as under `quantdrift up`, or as docs/how-to/kubernetes.md asks for."""
     with PostgresServer(memory_path / "postgres", durable=False) as server:

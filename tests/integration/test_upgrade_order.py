@@ -172,6 +172,7 @@ async def test_processes_of_the_release_before_work_with_the_new_schema(
         await record.fetch(f"select * from {view} limit 1")
 
 
+@pytest.mark.release
 async def test_monitors_of_two_releases_never_lead_together(
     release_before: Path, config: Path, other: Path, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:
@@ -222,6 +223,7 @@ async def test_monitors_of_two_releases_never_lead_together(
         assert await term_is(2 + before_leads)
 
 
+@pytest.mark.release
 async def test_processes_of_this_release_wait_for_its_schema(
     config: Path, nats_url: str, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.isotonic import isotonic_regression
 
 from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import Predicate
@@ -88,6 +87,8 @@ def test_a_policy_keeps_its_promises(these: World, budget: Budget, evidence: dic
 )
 def test_falling_rows_are_the_isotonic_regression(rows: list[list[tuple[float, float]]]) -> None:
     """As scikit-learn's, and weighted means stay."""
+    from sklearn.isotonic import isotonic_regression  # a second of processor time
+
     table = np.array(rows)
     values, weights = table[..., 0], table[..., 1]
     found = falling(values, weights)

@@ -59,9 +59,9 @@ def _diagnosed(
     ("fault", "cause"),
     [
         (WEIGHT, Cause.WEIGHTS),
-        (CHANNEL, Cause.WEIGHTS),
+        pytest.param(CHANNEL, Cause.WEIGHTS, marks=pytest.mark.release),
         (NARROW, Cause.SATURATION),
-        (WIDE, Cause.RESOLUTION),
+        pytest.param(WIDE, Cause.RESOLUTION, marks=pytest.mark.release),
     ],
     ids=["rounded weight", "one channel", "range too narrow", "range too wide"],
 )
@@ -80,6 +80,7 @@ def test_an_injected_fault_is_named_first_with_its_cause(
     assert first.flips_left < found.fresh_flips / 2
 
 
+@pytest.mark.release
 def test_a_louder_error_that_harms_nobody_is_not_blamed(patient: Patient) -> None:
     """The decoy has the larger error at its own site, and changes nearly no decision: the culprit is the first."""
     assert patient.error(DECOY) > patient.error(WEIGHT)
@@ -87,6 +88,7 @@ def test_a_louder_error_that_harms_nobody_is_not_blamed(patient: Patient) -> Non
     assert _diagnosed(patient, [WEIGHT, DECOY]).order[0] == WEIGHT.site
 
 
+@pytest.mark.release
 def test_a_part_of_the_exemplars_chooses_among_many_sites(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_part_of_the_exemplars_chooses_among_many_sites(
     assert len(found.one_off) == found.n_sites
 
 
+@pytest.mark.release
 def test_two_faults_are_the_first_two(patient: Patient) -> None:
     """Each hides what the other one does; the greedy search names both before any other site."""
     found = _diagnosed(patient, [WEIGHT, CHANNEL])
@@ -135,6 +138,7 @@ def _all_narrow(patient: Patient) -> list[Fault]:
     return [Fault(site=name, kind=Kind.NARROW, strength=6) for name in ranges]
 
 
+@pytest.mark.release
 def test_ranges_that_are_too_narrow_together_are_the_cause(patient: Patient) -> None:
     """One site alone restores little, since the next range clips, too; the values tell which ones do.
 
@@ -215,6 +219,7 @@ def test_other_slices_that_flip_alike_are_said(patient: Patient) -> None:
     assert found.causes[-1] is Cause.NOT_THIS_SLICE
 
 
+@pytest.mark.release
 def test_the_same_seed_gives_the_same_diagnosis(patient: Patient) -> None:
     """Inputs and seed determine everything, and the progress ends at its total."""
     seen: list[tuple[int, int]] = []
@@ -226,6 +231,7 @@ def test_the_same_seed_gives_the_same_diagnosis(patient: Patient) -> None:
     assert seen[-1][0] == seen[-1][1]
 
 
+@pytest.mark.release
 def test_rounding_that_decides_answers_is_no_other_candidate(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

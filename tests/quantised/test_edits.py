@@ -46,6 +46,7 @@ def _logits(model: onnx.ModelProto, images: Images, *, keep_pairs: bool = False)
     return outputs_of(session, [OUTPUT], {INPUT: images})[OUTPUT]
 
 
+@pytest.mark.release
 def test_with_all_sites_in_fp32_it_is_the_reference(models: tuple[Path, Path], images: Images) -> None:
     """No pair is left, each Relu and Clip is back, and the outputs are those of the reference."""
     copy = SwitchableCopy(*models)

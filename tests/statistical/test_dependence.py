@@ -31,7 +31,9 @@ def found(rng: np.random.Generator, users: list[str], divergence: FloatArray) ->
     return False
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 10])
+@pytest.mark.parametrize(
+    "at_once", [1, pytest.param(3, marks=pytest.mark.release), pytest.param(10, marks=pytest.mark.release)]
+)
 def test_bursts_of_alike_requests_are_found_within_2000(at_once: int) -> None:
     """0.3 is the correlation of two requests of one user, one or ten users at once."""
     rng = np.random.default_rng(at_once)
@@ -152,6 +154,7 @@ def test_sessions_of_users_who_come_back_are_found() -> None:
     assert n_found >= 20
 
 
+@pytest.mark.release
 def test_sources_that_become_worse_are_no_sessions() -> None:
     """Four of sixty stores flip at 20 % from the 3,000th exchange on, and their divergence is three times as large."""
     rng = np.random.default_rng(7)

@@ -134,7 +134,7 @@ class People(NamedTuple):
     [
         pytest.param(People(60, 0.01, 0.1, "rare"), marks=pytest.mark.release),
         People(60, 0.01, 0.7, "rare"),
-        People(300, 0.002, 0.3, "rare"),
+        pytest.param(People(300, 0.002, 0.3, "rare"), marks=pytest.mark.release),
         pytest.param(People(20, 0.05, 0.7, "rare"), marks=pytest.mark.release),
         People(60, 0.01, 0.1, "log-normal", is_weighted=True),
         pytest.param(People(60, 0.01, 0.1, "rare", is_weighted=True, n_new=300), marks=pytest.mark.release),

@@ -87,6 +87,7 @@ def _arrivals(runs: int, rates: tuple[float, float]) -> list[MixSplit]:
     return found
 
 
+@pytest.mark.release
 def test_traffic_that_was_not_there_before_is_neither_mix_nor_within() -> None:
     """It flips in 20 % where the rest has 2 %: +6 points, covered nineteen times in twenty, and so named.
 
@@ -133,7 +134,7 @@ def _causes(close: float, rates: tuple[float, float], *, n: int, blind: bool = F
     return found
 
 
-@pytest.mark.parametrize("n", [FEWEST_AFTER, 40, 400])
+@pytest.mark.parametrize("n", [FEWEST_AFTER, 40, pytest.param(400, marks=pytest.mark.release)])
 def test_input_shift_is_hardly_ever_called_damage(n: int) -> None:
     """More close calls at the same rates: 2.5 % are wrongly damage or both, and most are told where there is data.
 
@@ -149,7 +150,7 @@ def test_input_shift_is_hardly_ever_called_damage(n: int) -> None:
     assert blind[DamageCause.DAMAGE] + blind[DamageCause.BOTH] > 0.3 * RUNS
 
 
-@pytest.mark.parametrize("n", [FEWEST_AFTER, 40, 400])
+@pytest.mark.parametrize("n", [FEWEST_AFTER, 40, pytest.param(400, marks=pytest.mark.release)])
 def test_damage_is_hardly_ever_called_input_shift(n: int) -> None:
     """Every input flips more at the margins of before; most are told where there is data."""
     found = _causes(0.05, (0.2, 0.4), n=n)

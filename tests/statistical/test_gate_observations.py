@@ -92,7 +92,9 @@ def _in_bursts(rng: Generator, n_bursts: int, length: int) -> tuple[BoolArray, F
     return flip.reshape(-1), x.reshape(-1, 6)
 
 
-@pytest.mark.parametrize("length", [5, 20, 50])
+@pytest.mark.parametrize(
+    "length", [pytest.param(5, marks=pytest.mark.release), pytest.param(20, marks=pytest.mark.release), 50]
+)
 def test_bursts_that_nobody_declared_do_not_pass_falsely(length: int) -> None:
     """At the budget, in bursts of alike inputs: at most 5 % of 80 recordings of 1,200 rows pass.
 
@@ -187,6 +189,7 @@ def _of_copy(rng: Generator, here: float, elsewhere: float) -> Decision:
     return _judged(_observed(found, rules=(SITES,)), asked)
 
 
+@pytest.mark.release
 def test_a_copy_that_mends_its_slice_passes_though_others_are_near_their_budget() -> None:
     """With 0.05 % left in the slice and 0.95 % elsewhere 94 % of such repairs are to pass: of 60 at least 85 %, fewer with probability 0.01.
 

@@ -35,7 +35,7 @@ def after(sums: FloatArray, vx: FloatArray, v: FloatArray) -> FloatArray:
         pytest.param(0.01, 1.0, 21, marks=pytest.mark.release),
         (0.05, 0.3, 22),
         pytest.param(0.5, 1.0, 23, marks=pytest.mark.release),
-        (0.002, 1.0, 24),
+        pytest.param(0.002, 1.0, 24, marks=pytest.mark.release),
     ],
 )
 def test_the_interval_holds_the_mean_at_all_looks(rate: float, c: float, seed: int) -> None:
@@ -98,7 +98,9 @@ WINDOWS = st.lists(
 )
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["with weights", "without"])
+@pytest.mark.parametrize(
+    "plain", [False, pytest.param(True, marks=pytest.mark.release)], ids=["with weights", "without"]
+)
 @given(groups=WINDOWS, times=st.integers(1, 40))
 def test_no_mean_beyond_the_ends_is_accepted(
     groups: list[tuple[float, float]], times: int, *, plain: bool

@@ -238,6 +238,7 @@ def tickets(at: FloatArray, latency_s: FloatArray, *, allowed: float) -> int:
     return found
 
 
+@pytest.mark.release
 def test_the_load_of_the_day_is_a_breach_without_room_for_it_and_none_with_twice_the_time() -> None:
     """Use from 30 to 80 % in a day, a week of learning and two weeks more, four servers.
 

@@ -15,7 +15,14 @@ RUNS, N, SEED = 32, 12_000, 1250
 PACE = {pace.name: pace for pace in PACES}
 
 
-@pytest.mark.parametrize("name", ["200 a second", "1,000 a second", "backlog at 1,000 a second"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1,000 a second",
+        pytest.param("200 a second", marks=pytest.mark.release),
+        pytest.param("backlog at 1,000 a second", marks=pytest.mark.release),
+    ],
+)
 def test_batches_of_one_shape_page_as_stored_and_not_as_folded(name: str) -> None:
     """Independent traffic with a mean of 0.94 % against 1 %.
 
@@ -31,7 +38,11 @@ def test_batches_of_one_shape_page_as_stored_and_not_as_folded(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["200 a second, a worker dies each 20 s", "200 a second, large ones are retried alone"]
+    "name",
+    [
+        "200 a second, a worker dies each 20 s",
+        pytest.param("200 a second, large ones are retried alone", marks=pytest.mark.release),
+    ],
 )
 def test_late_exchanges_do_not_page(name: str) -> None:
     """Redelivered exchanges, and a shape that is always replayed seconds later than the other, keep to the bound."""

@@ -161,7 +161,7 @@ def _as_stored(rows: list[ComparisonRow], _rates: SliceRates, _slice_id: int) ->
     return flips / len(rows), sum(weights) / len(rows)
 
 
-@pytest.mark.parametrize("mutant", [_all_alike, _as_stored])
+@pytest.mark.parametrize("mutant", [_all_alike, pytest.param(_as_stored, marks=pytest.mark.release)])
 def test_wrong_weights_of_sessions_are_found_out(mutant: Callable[..., tuple[float, float]]) -> None:
     """The same check rejects sessions without weights, and with those of their items."""
     assert max(score(rules, 1, mutant) for rules in POLICIES.values()) > 5

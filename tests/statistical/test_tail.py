@@ -167,6 +167,7 @@ def test_no_bet_gains_on_values_that_grew_within_the_tolerance(spread: float) ->
         assert (worth(alone[:-1], alone[1:]) @ law).max() > 1.01
 
 
+@pytest.mark.release
 def test_an_improvement_below_the_top_does_not_alarm() -> None:
     """Divergences between the 80th and 99th percentile halve: of 24 streams at each tolerance none alarms in 20,000.
 
@@ -311,7 +312,7 @@ def alerting(streams: int, tau: float) -> FloatArray:
     return done
 
 
-@pytest.mark.parametrize("tau", [0.0, 0.25])
+@pytest.mark.parametrize("tau", [pytest.param(0.0, marks=pytest.mark.release), 0.25])
 def test_a_stretched_tail_never_resolves_while_it_lasts_and_does_when_it_is_over(tau: float) -> None:
     """Of 24 streams none resolves within 8,192 groups of a tail three times as large; then all do within 40,000.
 

@@ -116,8 +116,15 @@ def scores(these: World, taken: Taken, pi: FloatArray) -> FloatArray:
     return np.array(found)
 
 
-@pytest.mark.parametrize("sticky", [False, True], ids=["every request anew", "sticky users"])
-@pytest.mark.parametrize("kind", ["random", "allocated"])
+@pytest.mark.parametrize(
+    ("kind", "sticky"),
+    [
+        ("random", False),
+        ("allocated", True),
+        pytest.param("random", True, marks=pytest.mark.release),
+        pytest.param("allocated", False, marks=pytest.mark.release),
+    ],
+)
 def test_weighted_estimates_equal_the_truth_under_every_policy(kind: str, *, sticky: bool) -> None:
     """Six policies each; with `pi = pi1 * pi2` as stored."""
     rng = np.random.default_rng([7, sticky, kind == "random"])

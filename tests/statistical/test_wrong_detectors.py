@@ -67,6 +67,7 @@ def test_an_infinite_divergence_that_nobody_clipped_leaves_the_numbers() -> None
     assert not everywhere(BUDGET, budgeted(0.01), as_it_is)
 
 
+@pytest.mark.release
 def test_recovery_with_the_bets_of_the_alarm_has_negative_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its largest bet is 1 / (1 - m), as z is at most 1 - m there; with c / m it loses more than all at x = 1."""
 
@@ -106,6 +107,7 @@ def test_the_plain_likelihood_ratio_is_no_bet(monkeypatch: pytest.MonkeyPatch) -
     assert not everywhere(CHANGE, known[2:], shown)
 
 
+@pytest.mark.release
 def test_a_rank_that_nothing_lies_between_is_no_average(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where both shares of a bin are cut at 1 an average over none of the ranks between them is no number."""
     states, shown = phases("tail"), EXAMPLES["tail"].shown

@@ -44,6 +44,7 @@ def told(state: FloatArray, *, kind: str, metric: Metric, moved: Onset | None = 
     )
 
 
+@pytest.mark.slow
 def test_an_alert_of_the_tail_has_the_share_above_a_level() -> None:
     """Its quantile, its budget, and at which level how much more there is; the text says which figure it is.
 

@@ -69,7 +69,7 @@ def compared(config: Config, stream: Sequence[BatchRows], *, chunk: int = 64, fi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 7, 80])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.release), 7, 80])
 def test_the_same_configuration_gives_the_same_alerts(chunk: int) -> None:
     """However it is read; the alert on the drifted slice is the same to the microsecond."""
     found = compared(CONFIG, STREAM, chunk=chunk)

@@ -4,7 +4,6 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-import jsonschema
 import msgspec
 import pytest
 
@@ -204,6 +203,8 @@ def _sent(
     kind: WebhookFormat, delivery: Delivery, url: str = "https://drift.example", why: str = ""
 ) -> tuple[Any, str]:
     """Return a message that fits the schema of its chat, and its text."""
+    import jsonschema  # 3 s of processor time
+
     sent = json.loads(message(kind, delivery, Config(web=Web(url=url)), mitigated=why))
     jsonschema.validate(sent, SCHEMAS[kind])
     return sent, json.dumps(sent, ensure_ascii=False)
