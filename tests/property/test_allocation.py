@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.config.strata import MARGIN
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.property
 OFFERED = 100.0
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     these=st.builds(world, st.integers(0, 1000), st.just(120), close=st.booleans()),
     budget=st.builds(

@@ -51,7 +51,6 @@ def starts(seed: int, n: int) -> FloatArray:
 
 
 @given(data=st.data(), tau=st.sampled_from([0.0, 0.1, 0.25, 1.0]))
-@settings(max_examples=60, deadline=None)
 def test_no_bet_gains_on_average_over_any_bag_of_groups_that_span_strata(
     data: st.DataObject, tau: float
 ) -> None:

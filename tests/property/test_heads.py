@@ -1,7 +1,7 @@
 """Whatever was remembered of earlier heads: a head says what it says by itself."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.sidecar.relay.observing.head_cache import CachedHead, FieldCache, HeadCache
@@ -12,6 +12,7 @@ from quantdrift.sidecar.relay.observing.heads import (
     parse_request,
     parse_response,
 )
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.property
 
@@ -90,7 +91,7 @@ def said_of_response(data: bytes, lines: FieldCache, habit: CachedHead[ResponseH
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@examples(3)
 @given(heads(REQUEST_LINES))
 def test_what_was_remembered_changes_no_request(connection: list[bytes]) -> None:
     """Known lines, and a habit, tell the same of a head as reading it for the first time does."""
@@ -101,7 +102,7 @@ def test_what_was_remembered_changes_no_request(connection: list[bytes]) -> None
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@examples(2)
 @given(heads(STATUS_LINES))
 def test_what_was_remembered_changes_no_response(connection: list[bytes]) -> None:
     """The same of responses."""

@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 import pytest
 from hpack import Decoder, Encoder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.sidecar.relay.http2.hpack import HeaderBlockDecoder, text
@@ -15,6 +15,7 @@ from quantdrift.sidecar.relay.http2.observer import Http2Observer
 from quantdrift.sidecar.relay.observing.heads import FramingError
 from quantdrift.sidecar.relay.observing.memory import ObserverMemory
 from quantdrift.sidecar.state.counters import Gauge
+from tests.support.examples import examples
 from tests.support.sidecar.http2_wire import (
     ANSWER,
     GOAWAY,
@@ -147,7 +148,6 @@ def cut(draw: st.DrawFn, whole: tuple[bool, bytes]) -> list[tuple[bool, bytes]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
 @given(data_=st.data(), talk=st.lists(turns(), min_size=1, max_size=6), connected_at=st.integers(0, 10))
 def test_the_same_exchanges_however_they_are_cut(
     data_: st.DataObject, talk: list[Turn], connected_at: int
@@ -190,7 +190,7 @@ PIECES = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(2)
 @given(steps=st.lists(st.tuples(st.booleans(), PIECES), max_size=40), connected_at=st.integers(0, 10))
 def test_garbage_is_forwarded_as_it_came(steps: list[tuple[bool, bytes]], connected_at: int) -> None:
     """No bytes after the preface, however strange, change, get lost or make the observer fail; memory is given back."""
@@ -209,7 +209,7 @@ FIELDS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(2)
 @given(
     blocks=st.lists(
         st.tuples(FIELDS, st.booleans(), st.sampled_from([None, 4096, 100, 0])), min_size=1, max_size=30
@@ -229,7 +229,7 @@ def test_blocks_say_what_another_decoder_reads(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@examples(3)
 @given(wires=st.lists(st.binary(max_size=60), max_size=5))
 def test_no_block_breaks_the_reader(wires: list[bytes]) -> None:
     """Random bytes are read or refused, nothing else."""
@@ -243,7 +243,6 @@ def test_no_block_breaks_the_reader(wires: list[bytes]) -> None:
         return
 
 
-@settings(max_examples=100, deadline=None)
 @given(wire=st.binary(max_size=200), size=st.integers(1, 40))
 def test_what_is_refused_does_not_depend_on_the_pieces(wire: bytes, size: int) -> None:
     """Blind at once, byte by byte or in any other pieces."""

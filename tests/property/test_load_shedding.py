@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.clock import ManualClock, SystemClock
@@ -35,7 +35,6 @@ EXCHANGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(st.tuples(EXCHANGES, st.floats(0, 0.5)), max_size=40),
     cap=st.sampled_from([0.5, 3.0, 1e6]),
@@ -80,7 +79,6 @@ def test_an_exchange_that_was_received_ends_in_one_count(  # noqa: PLR0917 - hyp
     assert sum(slot.count(row, Count.HANDED) for row in range(len(settled.rows))) == len(steps)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     share=st.integers(0, 1_000_000_000),
     gauge=st.sampled_from([Gauge.REFUSED_BY_RATE, Gauge.REFUSED_BY_BYTES]),

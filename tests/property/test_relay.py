@@ -7,7 +7,7 @@ import h11
 import httptools
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.config import Sampling
@@ -145,7 +145,6 @@ def interleave(draw: st.DrawFn, talk: list[Turn]) -> list[tuple[bool, bytes]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
 @given(data=st.data(), talk=TALKS)
 def test_the_same_exchanges_however_they_are_cut(data: st.DataObject, talk: list[Turn]) -> None:
     """Every inference is taken once, in order, byte for byte; nothing else is."""
@@ -159,7 +158,6 @@ def test_the_same_exchanges_however_they_are_cut(data: st.DataObject, talk: list
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
 @given(data=st.data(), talk=TALKS, rate=st.sampled_from([0.0, 1.0]))
 def test_what_need_not_be_seen_changes_nothing(data: st.DataObject, talk: list[Turn], rate: float) -> None:
     """An observer that is told of bytes by their number alone, where it says so, sees the same exchanges."""
@@ -180,7 +178,6 @@ def test_what_need_not_be_seen_changes_nothing(data: st.DataObject, talk: list[T
     assert observer.is_idle
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     steps=st.lists(
         st.tuples(
@@ -215,7 +212,6 @@ def test_garbage_is_forwarded_as_it_came(steps: list[tuple[bool, bytes]], connec
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
 @given(data=st.data(), talk=TALKS, connected_at=st.integers(0, 10))
 def test_traffic_is_forwarded_as_it_came(data: st.DataObject, talk: list[Turn], connected_at: int) -> None:
     """Valid traffic passes unchanged in any pieces, and the exchanges are those of the observer alone."""
@@ -292,7 +288,6 @@ class Bodies:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
 @given(talk=TALKS, responses=st.booleans())
 def test_messages_end_where_h11_and_llhttp_see_them_end(talk: list[Turn], *, responses: bool) -> None:
     """Three parsers agree on every boundary and body. HEAD is left out: a response alone does not tell of it."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.records import Metric, Verdict
@@ -18,6 +18,7 @@ from quantdrift.facts.explanation import FEWEST_BEFORE, Explanation
 from quantdrift.facts.words.alert import text_of
 from quantdrift.facts.words.details import details
 from quantdrift.facts.words.steps import Ways
+from tests.support.examples import examples
 from tests.support.monitor.alert_cases import alert, event_with, text
 from tests.support.monitor.alert_texts import CASES, ENDED, PAGE, WAYS, read, written
 
@@ -99,7 +100,7 @@ ERRORS = st.sampled_from([None, 0.0, 1e-12, 0.001, 0.5, float("inf")])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@examples(2)
 @given(
     metric=st.sampled_from([Metric.FLIP, Metric.DIVERGENCE]),
     verdict=st.sampled_from([Verdict.WARNING, Verdict.FIRING]),

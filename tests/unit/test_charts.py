@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.show.charts import (
@@ -107,7 +107,6 @@ def _plots(draw: st.DrawFn) -> tuple[str, datetime, datetime]:
 
 @pytest.mark.slow
 @given(plot=_plots(), screen=_WIDTHS)
-@settings(max_examples=60, deadline=None)
 def test_labels_never_run_together_and_stay_in_the_card(
     plot: tuple[str, datetime, datetime], screen: int
 ) -> None:
@@ -117,7 +116,6 @@ def test_labels_never_run_together_and_stay_in_the_card(
 
 @pytest.mark.slow
 @given(plot=_plots())
-@settings(max_examples=60, deadline=None)
 def test_everything_that_is_drawn_lies_within_the_axes(plot: tuple[str, datetime, datetime]) -> None:
     """Lines, bands, dots and levels: none left of the axis, above the top or below zero."""
     chart, _, _ = plot
@@ -135,7 +133,6 @@ def test_everything_that_is_drawn_lies_within_the_axes(plot: tuple[str, datetime
 
 
 @given(begin=_STARTS, span=_SPANS)
-@settings(max_examples=60, deadline=None)
 def test_a_time_axis_says_when_it_is(begin: datetime, span: timedelta) -> None:
     """On the narrowest phone there are at least two labels, of which one is a day or a year, and the time zone."""
     chart = str(line([], begin, begin + span, title="flips", width=span))
@@ -220,7 +217,6 @@ def test_a_plot_takes_colours_and_width_from_the_page_and_nothing_from_elsewhere
     sums=st.lists(st.floats(0, 1e6), min_size=64, max_size=64),
     screen=_WIDTHS,
 )
-@settings(max_examples=60, deadline=None)
 def test_histograms_lie_within_their_axes(sums: list[float], screen: int) -> None:
     """Bars of divergence and of margins, with labels that do not run together."""
     for chart in (
