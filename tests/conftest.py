@@ -108,6 +108,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter delete what it made at its end, so that no library complains of objects that are left."""
+    gc.unfreeze()
+
+
 def _is_for_releases(item: pytest.Item) -> bool:
     return item.get_closest_marker("release") is not None
 

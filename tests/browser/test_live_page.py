@@ -652,6 +652,7 @@ async def test_the_query_under_each_plot_and_table_gives_its_rows(
         )
 
 
+@pytest.mark.release
 async def test_a_slice_opens_in_a_notebook_that_runs(
     browser: Browser, postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
 ) -> None:

@@ -153,7 +153,7 @@ async def test_the_page_stands_alone_on_every_screen(
         assert size["height"] >= 100
 
 
-@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("width", [1200, pytest.param(400, marks=pytest.mark.release)])
 async def test_an_alert_is_listed_under_the_one_that_explains_it(
     browser: Browser, report: Path, width: int
 ) -> None:

@@ -195,6 +195,7 @@ def rest(running: SidecarProcess) -> int:
     return taken - sum(counted(running, name) for name in ("thinned", "published", "lost"))
 
 
+@pytest.mark.release
 def test_what_lies_in_the_socket_of_a_killed_capture_process_is_lost(
     tmp_path: Path, nats_url: str, backend: Backend
 ) -> None:

@@ -196,6 +196,7 @@ async def test_tls_passes_through_unseen(server: tuple[Doubling, int]) -> None:
     assert bench.slot.count(0, Count.OFFERED) == 0
 
 
+@pytest.mark.release
 def test_a_killed_worker_costs_the_calls_under_way(tmp_path: Path, server: tuple[Doubling, int]) -> None:
     """The channel connects anew on the same port, to the worker's successor; what was in hand is counted as lost."""
     servicer, port = server

@@ -214,6 +214,7 @@ def test_a_stopped_capture_process_costs_samples_only(tmp_path: Path, backend: B
         assert not alive(capture)
 
 
+@pytest.mark.release
 def test_a_killed_capture_process_is_started_again(tmp_path: Path, backend: Backend) -> None:
     """Bytes pass all the while."""
     with sidecar(tmp_path, backend.port, SAMPLING__RATE=1) as running, Clients(running) as clients:
@@ -252,6 +253,7 @@ def test_what_a_killed_capture_process_had_in_hand_is_counted_as_lost(
         assert running.count("quantdrift_sidecar_taken_total") == 7
 
 
+@pytest.mark.release
 def test_what_a_killed_worker_had_in_hand_is_counted_as_lost(tmp_path: Path, backend: Backend) -> None:
     """Its connections are cut, and with them the exchanges under way."""
     with sidecar(tmp_path, backend.port, SAMPLING__RATE=1) as running, running.connect() as client:
@@ -335,6 +337,7 @@ def test_relay_workers_alone_outlive_a_killed_supervisor(tmp_path: Path, backend
             running.connect()
 
 
+@pytest.mark.release
 def test_a_secret_file_that_cannot_be_read_stops_capture_and_not_the_relay(
     tmp_path: Path, backend: Backend
 ) -> None:
@@ -520,6 +523,7 @@ def test_strangers_at_the_admin_port_cost_the_supervisor_nothing(tmp_path: Path,
         assert sum(running.root.cpu_times()[:2]) - busy_s < 1
 
 
+@pytest.mark.release
 def test_logs_that_nobody_reads_hold_nobody_up(tmp_path: Path, backend: Backend) -> None:
     """The pipe of its logs is full from the start, as where a container's log reader has stopped."""
     reader, writer = os.pipe()

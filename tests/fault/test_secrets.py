@@ -420,6 +420,7 @@ def test_a_new_token_of_the_collector_is_read_from_its_file(tmp_path: Path) -> N
         exporter.close()
 
 
+@pytest.mark.release
 def test_a_new_token_of_the_intake_is_read_from_its_file(tmp_path: Path) -> None:
     """Calls with it are accepted within seconds, and calls with the old one are refused; nothing is restarted."""
     file, port = tmp_path / "token", free_port()

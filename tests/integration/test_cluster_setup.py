@@ -157,6 +157,7 @@ def test_the_commands_make_every_secret_and_a_second_run_changes_none(manifests:
     assert _files(secrets) == before
 
 
+@pytest.mark.release
 def test_each_namespace_has_keys_of_its_own(manifests: Path) -> None:
     """A namespace that is added changes no other's; the shadow opens what all encrypt, and nobody what the shadow encrypts."""
     secrets = manifests / "secrets"
@@ -269,6 +270,7 @@ def test_the_key_that_a_pod_mounts_is_that_of_its_role(manifests: Path) -> None:
                 )
 
 
+@pytest.mark.release
 def test_the_variable_on_the_page_gives_commands_the_owners_address(manifests: Path) -> None:
     """Though the configuration names the file in the pods."""
     file = manifests / "secrets" / "postgres" / "migrate.dsn"

@@ -221,6 +221,7 @@ def test_the_server_of_the_taps_page_can_be_run(intake: Intake) -> None:
     wait(lambda: intake.n_offered() == before + 3, "all are counted")
 
 
+@pytest.mark.release
 def test_the_page_about_reloading_names_what_holds_at_once() -> None:
     """Section by section, as the sidecar does it."""
     from quantdrift.sidecar.state.config import _LIVE, _SECTIONS

@@ -225,12 +225,14 @@ async def test_missing_samples_do_not_hide_an_alert(database: Database, record: 
     assert watched.missing().startswith("samples missing")
 
 
+@pytest.mark.release
 async def test_a_share_that_falls_without_losses_is_a_change_of_the_mix(watched: Watched) -> None:
     """The same samples, and nothing is missing: the slice has less traffic, and what is compared of it says what it says."""
     await watched.count(3 * PER_HOUR - N_LOST, 0, datetime.now(UTC), sequence=2)
     assert {verdict for verdict, _ in (await watched.fold()).values()} == {Verdict.OK}
 
 
+@pytest.mark.release
 async def test_few_losses_do_not_explain_a_fall(watched: Watched) -> None:
     """Six lost requests cannot have been 250 of the slice."""
     await watched.count(3 * PER_HOUR - N_LOST + 6, 6, datetime.now(UTC), sequence=2)

@@ -62,6 +62,7 @@ def test_sigterm_drains_and_frees_the_port(tmp_path: Path, backend: Backend) -> 
         busy.close()
 
 
+@pytest.mark.release
 def test_without_its_backend_a_sidecar_is_ready(tmp_path: Path) -> None:
     """Readiness speaks of the listener alone: a backend that is away must not take all pods out at once."""
     with sidecar(tmp_path, free_port()) as running:
@@ -96,6 +97,7 @@ def log(capfd: pytest.CaptureFixture[str]) -> Log:
     return Log(capfd)
 
 
+@pytest.mark.release
 def test_a_backend_that_is_away_is_said_in_the_log_and_when_it_is_back(tmp_path: Path, log: Log) -> None:
     """By name, with the option, once for all clients; an empty reply alone tells nobody anything."""
     port = free_port()

@@ -358,6 +358,7 @@ async def test_without_inputs_it_works_on_exemplars_and_measures_by_random_ones_
     assert (other.returncode, "it is not the file that serves" in other.stderr) == (2, True)
 
 
+@pytest.mark.release
 def test_too_few_inputs_are_told_with_their_number(folder: Path, tmp_path: Path) -> None:
     """Exit code 4: the repair may be good, but this cannot be told from 150 pages."""
     out = tmp_path / "out"

@@ -177,6 +177,7 @@ def test_ranges_that_clip_everywhere_are_the_cause_of_all_slices(patient: Patien
     assert len(found.clipping.ranges) > found.clipping.n_ranges / 2
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.release) for seed in range(1, 4))]
 )
@@ -210,6 +211,7 @@ def test_too_few_items_or_flips_name_nobody(patient: Patient) -> None:
     assert (rare.n_items, rare.blamed) == (207, ())
 
 
+@pytest.mark.release
 def test_other_slices_that_flip_alike_are_said(patient: Patient) -> None:
     """Where other slices are over the budget too and flip as often, the cause is not in this slice."""
     copy = SwitchableCopy(patient.write([WEIGHT]), patient.reference)
@@ -263,6 +265,7 @@ def test_a_candidate_of_another_reference_is_refused(patient: Patient, tmp_path:
         diagnose(copy, _compare, {INPUT: patient.images[:64]}, budget=BUDGET)
 
 
+@pytest.mark.release
 def test_a_candidate_with_weights_of_another_reference_is_refused(patient: Patient, tmp_path: Path) -> None:
     """The same graph with other weights: the copy would take the reference's, and explain another model."""
     write(tmp_path / "other.onnx", pages(), 7)

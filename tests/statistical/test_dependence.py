@@ -123,6 +123,7 @@ def test_sites_that_come_in_any_order_are_no_sessions() -> None:
     assert not any(could_be_session([f"s{site}" for site in rng.integers(50, size=1000)]) for _ in range(100))
 
 
+@pytest.mark.release
 def test_healthy_sources_that_differ_are_no_sessions() -> None:
     """Stores in bursts, no fault, within 4,000 exchanges: the share of versions that are flagged is at most 1 %.
 

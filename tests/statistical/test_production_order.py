@@ -92,6 +92,7 @@ def test_policies_do_not_cut_the_sessions_of_users(rate: float, cuts: float) -> 
     assert n_cut > cuts * n
 
 
+@pytest.mark.release
 def test_a_fault_of_some_sources_pages_before_it_is_taken_for_sessions() -> None:
     """4 of 60 sources change nearly a third of their answers.
 

@@ -137,6 +137,7 @@ def test_a_slice_with_ten_times_the_noise_of_its_version_does_not_page_for_it() 
     assert np.isfinite(run(own=False)[0]).sum() >= 39
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("of_version", [pytest.param(0.01, marks=pytest.mark.release), 0.03])
 def test_the_noise_of_other_slices_does_not_hide_the_drift_of_a_quiet_one(of_version: float) -> None:
     """No noise in the slice, whose version has 1 or 3 % for noise on a budget of 1 %; flips go from 0.5 to 3 %.

@@ -176,6 +176,7 @@ def test_an_improvement_below_the_top_does_not_alarm() -> None:
     assert claims.improvement_pages(24, 8, history=10_000) == 0.0
 
 
+@pytest.mark.release
 def test_a_tail_that_thickens_smoothly_is_found() -> None:
     """Index 3 to 2.15 above the 97th percentile: all but two of 24 streams within 40,000, at A = 4e6 and no tolerance.
 
