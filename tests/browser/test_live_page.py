@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import os
 import re
-import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page
 
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Notify, Reference, Web
@@ -40,12 +39,7 @@ from tests.support.storage.report_rows import (
     write_short_story,
 )
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
-]
+pytestmark = pytest.mark.browser
 
 _CHECKS: Final = """() => {
   const parse = (text) => text.match(/[0-9.]+/g).map(Number);
@@ -111,24 +105,6 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no figure be left out because this machine is busy."""
     monkeypatch.setattr(snapshot, "PATIENCE_S", 60.0)
     monkeypatch.setattr(snapshot, "PAST_PATIENCE_S", 60.0)
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    """Return a headless Chromium."""
-    async with async_playwright() as playwright:
-        found = await playwright.chromium.launch(
-            executable_path=CHROMIUM,
-            args=[
-                "--no-sandbox",
-                "--disable-gpu",
-                "--no-first-run",
-                "--disable-background-networking",
-                "--disable-dev-shm-usage",
-            ],
-        )
-        yield found
-        await found.close()
 
 
 async def _open(

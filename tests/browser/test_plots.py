@@ -1,6 +1,5 @@
 """Plots in a real browser: their labels as they are drawn, at the widths of phones and of large screens."""
 
-import shutil
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from itertools import groupby, pairwise
@@ -8,16 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import async_playwright
+from playwright.async_api import Browser
 
 from quantdrift.show.charts import LETTER, Mark, Point, bars, line
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
-]
+pytestmark = pytest.mark.browser
 
 BEGIN = datetime(2026, 9, 28, 21, 4, 30, tzinfo=UTC)
 _LETTERS = """() => [...document.querySelectorAll("svg.plot")].flatMap((plot, n) => {
@@ -77,21 +71,18 @@ def _overlap(first: dict[str, Any], second: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     "width", [320, *(pytest.param(width, marks=pytest.mark.release) for width in (390, 640, 900, 1600)), 1280]
 )
-async def test_no_label_of_a_plot_covers_another_one_or_leaves_its_card(tmp_path: Path, width: int) -> None:
+async def test_no_label_of_a_plot_covers_another_one_or_leaves_its_card(
+    browser: Browser, tmp_path: Path, width: int
+) -> None:
     """Letters as the browser draws them: as large on a phone as on a wide screen, and never narrower than the text needs."""
     style = files("quantdrift.show").joinpath("style.css").read_text("utf-8")
     page_file = tmp_path / "plots.html"
     page_file.write_text(
         f"<!doctype html><meta name=viewport content='width=device-width'><style>{style}</style><main>{_plots()}</main>"
     )
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        page = await browser.new_page(viewport={"width": width, "height": 900})
-        await page.goto(page_file.as_uri())
-        boxes = await page.evaluate(_LETTERS)
-        await browser.close()
+    page = await browser.new_page(viewport={"width": width, "height": 900})
+    await page.goto(page_file.as_uri())
+    boxes = await page.evaluate(_LETTERS)
     assert len(boxes) > 6 * 5
     assert [box["text"] for box in boxes if not box["inside"]] == []
     sizes = {box["text"]: box["right"] - box["left"] for box in boxes}

@@ -3,12 +3,11 @@
 import asyncio
 import re
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final, Literal
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, Request
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Secrets
@@ -49,17 +48,6 @@ _CONTRAST: Final = """() => {
   return least;
 }"""
 
-_QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
-
 
 @pytest.fixture
 async def report(postgres_dsn: str, tmp_path: Path) -> Path:
@@ -96,15 +84,6 @@ class Heard:
     def error(self, error: Exception) -> None:
         """Note an error that nobody caught."""
         self.complaints.append(str(error))
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    """Return a headless Chromium."""
-    async with async_playwright() as playwright:
-        found = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(_QUIET))
-        yield found
-        await found.close()
 
 
 async def _open(

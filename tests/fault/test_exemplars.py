@@ -375,6 +375,7 @@ async def test_large_tensors_are_kept_up_to_the_limit_of_the_server(
     assert "some exemplars are not kept: the message is larger than the server's `max_payload`" in said
 
 
+@pytest.mark.release
 async def test_a_shadow_that_is_killed_while_it_writes_costs_exemplars_alone(
     config: Config, postgres_dsn: str, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ async def test_a_shadow_worker_goes_on_after_a_new_password(
     assert await asyncio.wait_for(worker, 60) == 0
 
 
+@pytest.mark.release
 async def test_a_monitor_goes_on_after_a_new_password(
     login: Login, record: asyncpg.Connection, tmp_path: Path
 ) -> None:

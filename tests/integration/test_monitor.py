@@ -196,6 +196,7 @@ async def test_without_a_collector_events_stay_in_the_record(
     )
 
 
+@pytest.mark.release
 async def test_one_leads_and_the_standby_takes_over(
     postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
 ) -> None:

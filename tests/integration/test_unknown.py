@@ -232,6 +232,7 @@ async def test_what_a_monitor_planted_is_named_before_the_owner_writes(site: Sit
     assert await site.taken() == (False, 0)
 
 
+@pytest.mark.release
 async def test_an_erasure_runs_as_a_role_without_other_rights(site: Site) -> None:
     """Even a trigger that nobody noticed gets nothing; `privacy` names it, as it names a user who gets at the table."""
     await upgrade(site.dsn, progress=lambda _: None)

@@ -38,7 +38,7 @@ from quantdrift.core.stream.rights import NatsRole
 from tests.support.commands import invoked
 from tests.support.exposed_secrets import exposed
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 
 _ROOT = Path(__file__).resolve().parents[2]
