@@ -297,7 +297,6 @@ async def test_tallies_are_stored(config: Config, postgres_dsn: str) -> None:
     assert tuple(row) == ("tally", 1)
 
 
-@pytest.mark.release
 @pytest.mark.fault
 async def test_postgres_may_go_and_come_back(
     config: Config, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
