@@ -45,7 +45,7 @@ from quantdrift.demo.model import CANDIDATE, INPUT, NAME, OUTPUT, REFERENCE
 from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.demo.scans import Scanner, Scans
 from quantdrift.demo.services import VERSION, Services, services
-from quantdrift.demo.traffic import Traffic, encode
+from quantdrift.demo.traffic import DemoTraffic, encode
 from quantdrift.drift.delay import Allowance, flips, simulate
 
 _DEMO = Path(__file__).parents[1] / "quantdrift" / "demo" / "config.toml"
@@ -125,7 +125,7 @@ def _goals(figures: Figures, config: Config) -> list[Goal]:
 async def _loop(running: Services, config: Config, scale: Scale, rate_per_s: float, share: float) -> Figures:
     _, held_out = Scans.bundled()
     url = f"http://127.0.0.1:{running.ports.sidecar}"
-    traffic = Traffic(url, held_out, 1, rate_per_s=rate_per_s, archive_share=_HEALTHY_SHARE)
+    traffic = DemoTraffic(url, held_out, 1, rate_per_s=rate_per_s, archive_share=_HEALTHY_SHARE)
     connection = await asyncpg.connect(running.dsn)
     task = asyncio.create_task(traffic.run())
     try:

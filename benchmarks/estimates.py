@@ -34,8 +34,8 @@ from quantdrift.drift.evidence import interval
 from quantdrift.drift.evidence.interval import WeightedEstimate
 from quantdrift.drift.evidence.observations import FloatArray, ObservationBlock
 from quantdrift.drift.evidence.window import RECENT_GROUPS
-from quantdrift.drift.explain.overlap import Items, explaining
-from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.drift.explain.overlap import SliceItems, explaining
+from quantdrift.monitor.fold.inclusion import RememberedRates
 from quantdrift.storage.fold_rows import Catalog, SliceRow
 
 Figures = dict[str, float | int | str | None]
@@ -201,7 +201,7 @@ def sessions_used(n: int = 100_000) -> tuple[float, float]:
     )
     policy = Policy(epoch="1-m", header_strata=strata, body_strata=(BodyStratum(name="default", rate=1.0),))
     place = SliceRow(id=1, model="m", name="all", predicate="true", where=())
-    rates = Rates().of(Catalog(versions={}, slices={1: place}, policies={1: policy}), 1, 1)
+    rates = RememberedRates().of(Catalog(versions={}, slices={1: place}, policies={1: policy}), 1, 1)
     rng = np.random.default_rng(SEED)
     n_replayed = n_weighted = n_low = n_plain = 0
     for u1, u2 in rng.random((n, 2)).tolist():
@@ -221,7 +221,7 @@ def incidents(runs: int) -> float:
     for _ in range(runs):
         store = rng.integers(0, 6, 3000)
         x = (rng.random(3000) < np.where(store < 2, 0.1, 0.005)).astype(float)
-        items = Items(x=x, weight=np.ones(3000), cluster=np.arange(3000))
+        items = SliceItems(x=x, weight=np.ones(3000), cluster=np.arange(3000))
         others = {number: np.asarray(store == number) for number in range(2)}
         sizes = {number: (float(inside.sum()), False) for number, inside in others.items()} | {
             2: (3000.0, False)

@@ -15,7 +15,7 @@ from benchmarks.delays import PRODUCTION
 from quantdrift.core.config.schema import Shadow
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, ObservationBlock
-from quantdrift.drift.noise import Level, Noise, Sums, updated, window_of
+from quantdrift.drift.noise import Level, Noise, NoiseSums, updated, window_of
 from quantdrift.drift.noise_pairs import PairTest, is_large
 from quantdrift.monitor.fold.noise_pairs import CLEARED_BELOW, SUSPECT_FROM
 
@@ -110,7 +110,7 @@ class Slice:
         if test is not None and is_paired:
             for difference in (changed.astype(float) - differs.astype(float)).tolist():
                 test = test.seen(difference, 1.0)
-        if n and self.noise.older != Sums():
+        if n and self.noise.older != NoiseSums():
             self.level = updated(self.level, *self.noise.bounds(), BUDGET_M, 0.5 * BUDGET_M)
         if test is None and evidence >= SUSPECT_FROM * PRODUCTION:
             test = PairTest(budget=BUDGET_M, since_us=first + _TURN + LAG)
@@ -122,7 +122,7 @@ class Slice:
 
     def _is_large(self, state: FloatArray) -> bool:
         recent = BUDGET.recent(state)
-        noise = self.noise.bounds()[1] if self.noise.older != Sums() else 1.0
+        noise = self.noise.bounds()[1] if self.noise.older != NoiseSums() else 1.0
         return recent is not None and is_large(recent.low, noise, BUDGET_M)
 
     def retune(self, state: FloatArray, at: int) -> FloatArray:

@@ -34,7 +34,7 @@ from quantdrift.drift.detectors import budget as fields
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.header import MASS, PAGE_MASS
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray, ObservationBlock
-from quantdrift.drift.sampling.allocation import Budget, Demand, Recent, allocate, urgency
+from quantdrift.drift.sampling.allocation import Demand, Recent, SamplingBudget, allocate, urgency
 from quantdrift.drift.sampling.boosts import Boosts, Layout
 
 N_SLICES = 100
@@ -231,7 +231,7 @@ class Fleet:
                 recent,
                 demands,
                 self.layout,
-                Budget(replays_per_s=REPLAYS_PER_S, taken_per_s=TRAFFIC_PER_S),
+                SamplingBudget(replays_per_s=REPLAYS_PER_S, taken_per_s=TRAFFIC_PER_S),
                 epoch="e",
                 previous=self.policies[run],
             )

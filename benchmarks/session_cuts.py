@@ -18,7 +18,7 @@ from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import Columns, Observation, slice_groups
-from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.monitor.fold.inclusion import RememberedRates
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow
 
@@ -120,7 +120,7 @@ def observations(
     columns = Columns(observed)
     everything = SliceRow(id=1, model="m", name="all", predicate="true", where=())
     policies = {number: _policy(number, rate) for number in range(int(policy.max()) + 1)}
-    catalog, rates = Catalog(versions={}, slices={1: everything}, policies=policies), Rates()
+    catalog, rates = Catalog(versions={}, slices={1: everything}, policies=policies), RememberedRates()
     groups = slice_groups(
         observed,
         columns,

@@ -52,7 +52,7 @@ from quantdrift.shadow.pipeline.tallies import ExpiredCount, TallyStore
 from quantdrift.shadow.pipeline.tracing import NoSpans, OtlpSpans, Spans
 from quantdrift.shadow.pipeline.validate import AttributeRules
 from quantdrift.shadow.replay.candidate_noise import Rechecks
-from quantdrift.shadow.replay.noise import Noise
+from quantdrift.shadow.replay.noise import NoiseReplays
 from quantdrift.shadow.replay.noise_suspects import NoiseSuspects
 from quantdrift.shadow.replay.references import Load, References, is_remote
 from quantdrift.shadow.slices.clusters import SliceRefresh
@@ -162,7 +162,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 await _work(
                     config=config,
                     references=references,
-                    assessor=Assessor(config, name, Noise(config.shadow.noise_share, clock, rechecks)),
+                    assessor=Assessor(config, name, NoiseReplays(config.shadow.noise_share, clock, rechecks)),
                     database=database,
                     queue=queue,
                     meters=meters,

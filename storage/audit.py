@@ -119,7 +119,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class ChainHead(msgspec.Struct, frozen=True, kw_only=True):
     """Number and hash of the newest entry; 0 and no bytes before the first one."""
 
     seq: int = 0
@@ -169,7 +169,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a verification; the chain is intact if there are no findings."""
 
     n: int
-    head: Head
+    head: ChainHead
     findings: tuple[BrokenLink, ...]
 
 
@@ -286,7 +286,7 @@ async def newest(
     return None if row is None else AuditEntry(**row)
 
 
-async def verify(connection: AsyncConnection, from_head: Head | None = None) -> Verified:
+async def verify(connection: AsyncConnection, from_head: ChainHead | None = None) -> Verified:
     """Compute every hash again, and return where the chain is broken: at most `MOST_FINDINGS` places.
 
     Parameters
@@ -294,9 +294,9 @@ async def verify(connection: AsyncConnection, from_head: Head | None = None) -> 
     from_head
         The head of an earlier verification, kept outside of the database; its entry must be there unchanged.
     """
-    head, n = Head(), 0
+    head, n = ChainHead(), 0
     findings: list[BrokenLink] = []
-    kept = from_head or Head()
+    kept = from_head or ChainHead()
     async for row in _rows(connection):
         n += 1
         if row.seq < 1:
@@ -319,7 +319,7 @@ async def verify(connection: AsyncConnection, from_head: Head | None = None) -> 
                     " again",
                 )
             )
-        head = Head(seq=row.seq, hash=row.hash)
+        head = ChainHead(seq=row.seq, hash=row.hash)
     if head.seq < kept.seq:
         findings.append(_missing(head.seq + 1, kept.seq))
     return Verified(n=n, head=head, findings=tuple(findings[:MOST_FINDINGS]))

@@ -58,7 +58,7 @@ class SingleFacts(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[str, ...] = ()
 
 
-class ComparedItem(msgspec.Struct, frozen=True, kw_only=True):
+class WorstItem(msgspec.Struct, frozen=True, kw_only=True):
     """A compared item, as it stands in the list of the worst."""
 
     at: datetime
@@ -118,7 +118,7 @@ class Singles(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     begin: datetime | None = None
-    worst: tuple[ComparedItem, ...] = ()
+    worst: tuple[WorstItem, ...] = ()
     directions: tuple[Direction, ...] | None = None
     margins: tuple[MarginBar, ...] | None = None
     times: tuple[Times, ...] | None = None
@@ -143,7 +143,7 @@ async def worst_exchanges(
     period: tuple[datetime, datetime],
     *,
     most: int,
-) -> list[ComparedItem]:
+) -> list[WorstItem]:
     """Return the items whose answer changed, and then those that diverged most."""
     keys = worst_keys(
         slices=f"array[{slice_id:d}]",
@@ -154,7 +154,7 @@ async def worst_exchanges(
         changed_first=True,
     )
     query = text(_WORST.format(keys=keys))
-    return await rows(connection, ComparedItem, query, begin=period[0], end=period[1], most=most)
+    return await rows(connection, WorstItem, query, begin=period[0], end=period[1], most=most)
 
 
 async def single_exchanges(

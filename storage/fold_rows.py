@@ -332,7 +332,7 @@ class Catalog(_Row, frozen=True, kw_only=True):
     undeclared_sessions: dict[tuple[int, int], str] = {}
 
 
-class Quarantined(_Row, frozen=True, kw_only=True):
+class QuarantineCount(_Row, frozen=True, kw_only=True):
     """Exchanges of a model that were quarantined in the last hour, and the most frequent reason."""
 
     n: int
@@ -392,7 +392,7 @@ class Circumstances(_Row, frozen=True, kw_only=True):
     """
 
     paused: dict[str, str] = {}
-    quarantined: dict[str, Quarantined] = {}
+    quarantined: dict[str, QuarantineCount] = {}
 
 
 class DetectorRow(_Row, frozen=True, gc=False):

@@ -13,7 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.facts.estimate import ClusterSums, SharedSums
 from quantdrift.storage import snapshot
 from quantdrift.storage.audit import Action, add
-from quantdrift.storage.figures.estimates import Side, SliceClusters, cluster_sums, hashed, statement, sums_of
+from quantdrift.storage.figures.estimates import (
+    SliceClusters,
+    SummedVersion,
+    cluster_sums,
+    hashed,
+    statement,
+    sums_of,
+)
 from quantdrift.storage.snapshot import in_time
 
 EXCHANGE: Final = "exchange"
@@ -388,7 +395,7 @@ async def _drawn(
     if not drawn_sums:
         return {}
     sides = [
-        Side(version_id=version, begin=values["begin"], end=values["end"], cap=1.0)
+        SummedVersion(version_id=version, begin=values["begin"], end=values["end"], cap=1.0)
         for version in sorted({version for version, _ in drawn_sums})
     ]
     of_slices = sorted({slice_ for _, slice_ in drawn_sums})

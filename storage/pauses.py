@@ -45,7 +45,7 @@ _TAKEN: Final = text("""
 _ACTIONS: Final = (Action.PAUSE, Action.RESUME, Action.PAUSE_SEEN)
 
 
-class LocalPause(msgspec.Struct, frozen=True, kw_only=True):
+class SidecarPause(msgspec.Struct, frozen=True, kw_only=True):
     """What is paused at one sidecar alone.
 
     Parameters
@@ -58,17 +58,17 @@ class LocalPause(msgspec.Struct, frozen=True, kw_only=True):
     pause: Pause
 
 
-async def local_pauses(connection: AsyncConnection) -> list[LocalPause]:
+async def local_pauses(connection: AsyncConnection) -> list[SidecarPause]:
     """Return the pauses in effect at sidecars that have reported in the last two hours."""
     return (await _local(connection))[1]
 
 
-async def _local(connection: AsyncConnection) -> tuple[datetime, list[LocalPause]]:
+async def _local(connection: AsyncConnection) -> tuple[datetime, list[SidecarPause]]:
     """Return the time, and the same as `local_pauses`."""
     rows = (await connection.execute(_HERE)).all()
     now: datetime = rows[0].now
     pauses = [
-        LocalPause(source=row.source, pause=_read(row.pause, row.reported_at).at(now))
+        SidecarPause(source=row.source, pause=_read(row.pause, row.reported_at).at(now))
         for row in rows
         if row.source is not None
     ]
@@ -95,7 +95,7 @@ async def paused(connection: AsyncConnection, max_share: float) -> dict[str, str
 
 
 async def _at_sidecars(
-    connection: AsyncConnection, here: list[LocalPause], max_share: float
+    connection: AsyncConnection, here: list[SidecarPause], max_share: float
 ) -> dict[str, str]:
     """Return the models that enough of their sidecars have paused by themselves."""
     serves: dict[str, set[str]] = {}

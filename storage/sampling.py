@@ -94,7 +94,7 @@ class RecentItems(msgspec.Struct, frozen=True, kw_only=True):
     flip: tuple[bool | None, ...]
 
 
-class SliceTraffic(msgspec.Struct, frozen=True, kw_only=True):
+class SliceWeight(msgspec.Struct, frozen=True, kw_only=True):
     """A slice with the summed weight of its items in 24 hours."""
 
     id: int
@@ -136,7 +136,7 @@ class TrafficRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     items: RecentItems
     offered: Offered
-    slices: tuple[SliceTraffic, ...]
+    slices: tuple[SliceWeight, ...]
     signals: tuple[SignalEvidence, ...]
 
 
@@ -182,7 +182,7 @@ async def read_traffic(
             n_sources=len({source for row in offered for source in row["sources"]}),
         ),
         slices=tuple(
-            SliceTraffic(
+            SliceWeight(
                 id=row["id"],
                 model=row["model"],
                 name=row["name"],

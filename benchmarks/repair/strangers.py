@@ -29,7 +29,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.drift.evidence.observations import BoolArray, IntArray
 from quantdrift.drift.gate import Question
 from quantdrift.facts.gate import Outcome
-from quantdrift.facts.repairs import Measured, Repair, RepairKind, RepairOutcome
+from quantdrift.facts.repairs import MeasuredRepair, Repair, RepairKind, RepairOutcome
 from quantdrift.models.comparators.classes.classification import ClassificationComparator
 from quantdrift.models.comparators.protocol import Divergences
 from quantdrift.models.tensors.arrays import Outputs
@@ -197,7 +197,7 @@ def _moved(n: int, folder: Path) -> dict[str, float]:
     }
 
 
-def _measured(case: _Case) -> list[Measured]:
+def _measured(case: _Case) -> list[MeasuredRepair]:
     assert case.repair is not None
     return case.bench.measure(
         [case.repair],

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from quantdrift.core.config.connections import Connection, connections
+from quantdrift.core.config.connections import ConfiguredConnection, connections
 from quantdrift.core.config.schema import KIB, MIB, Config, Runtime
 from quantdrift.core.config.strata import header_strata
 from quantdrift.core.sampling.rates import POLICY_VALID_S
@@ -56,7 +56,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     copies: dict[str, str] = {}
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigEffects(msgspec.Struct, frozen=True, kw_only=True):
     """The effects of a configuration.
 
     Parameters
@@ -86,12 +86,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     pages_per_30_days: float
     notes: list[str]
-    connections: list[Connection] = []
+    connections: list[ConfiguredConnection] = []
     checked: dict[str, str] = {}
     missing: list[str] = []
 
 
-def explain(config: Config, requests_per_s: float | None = None) -> Explanation:
+def explain(config: Config, requests_per_s: float | None = None) -> ConfigEffects:
     """Return the effects of a checked configuration.
 
     Parameters
@@ -108,7 +108,7 @@ def explain(config: Config, requests_per_s: float | None = None) -> Explanation:
             requests_per_s * min(config.sampling.rate, base),
             config.sampling.max_exchanges_per_s,
         )
-    return Explanation(
+    return ConfigEffects(
         models=[_model(config, model.name) for model in config.models],
         strata=[
             StratumPlan(name=name, rate=rate, replayed_low=min(rate, base), replayed_high=min(rate, most))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import click
 
-from quantdrift.cli.config_summary import Explanation
+from quantdrift.cli.config_summary import ConfigEffects
 from quantdrift.cli.options import WITHOUT_MODELS
 from quantdrift.core.records import Verdict
 from quantdrift.core.tasks import MEASURES
@@ -130,7 +130,7 @@ class ProgressLine:
             self._bar = None
 
 
-def explained(explanation: Explanation, path: Path) -> str:
+def explained(explanation: ConfigEffects, path: Path) -> str:
     """Return the summary of a configuration as text."""
     nothing = "" if explanation.models else f" It has no [[models]]: {WITHOUT_MODELS}."
     lines = [f"{path} is sound.{nothing}", ""]

@@ -25,7 +25,7 @@ MOST_VERSIONS: Final = 32
 _DOUBLE: Final = 2.0
 
 
-class Shares:
+class ShareSketch:
     """A bounded sketch of weighted counts: the Misra-Gries summary, mergeable and with decay.
 
     With k counters and a total weight W, each stored count is at most the true one, and below it by at most `error`
@@ -72,7 +72,7 @@ class Shares:
         if len(self.counts) > 2 * self.n_counters:
             self.reduce()
 
-    def merge(self, other: "Shares") -> None:
+    def merge(self, other: "ShareSketch") -> None:
         """Add what another sketch with the same number of counters has counted."""
         for value, count in other.counts.items():
             self.counts[value] = self.counts.get(value, 0.0) + count
@@ -139,7 +139,7 @@ class PlaceChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(
-    shares: Shares, places: Sequence[Place], most: int, now: datetime, *, most_swaps: int
+    shares: ShareSketch, places: Sequence[Place], most: int, now: datetime, *, most_swaps: int
 ) -> PlaceChanges:
     """Return which values lose and get a place.
 
@@ -192,7 +192,7 @@ def decide(
     return PlaceChanges(lapsed=lapsed, admitted=admitted)
 
 
-def _weakest(shares: Shares, places: Iterable[Place]) -> Iterator[str]:
+def _weakest(shares: ShareSketch, places: Iterable[Place]) -> Iterator[str]:
     """Yield the values that may lose their place, the smallest weight first."""
     free = [holder.value for holder in places if not holder.protected]
     yield from sorted(free, key=lambda value: (shares.at_most(value), value))

@@ -22,8 +22,7 @@ from opentelemetry.sdk.resources import Resource
 
 from quantdrift.core.config.address import read_server_url
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config
-from quantdrift.core.config.schema import Telemetry as TelemetryOptions
+from quantdrift.core.config.schema import Config, TelemetryOptions
 from quantdrift.core.config.state import shared_digest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.tls import Tls, certificate_ends

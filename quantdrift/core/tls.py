@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from quantdrift.core.config.schema import Config, Notify, Shadow, Stream, Telemetry
+from quantdrift.core.config.schema import Config, Notify, Shadow, Stream, TelemetryOptions
 from quantdrift.core.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
         return cls._of(shadow, "shadow")
 
     @classmethod
-    def of_telemetry(cls, telemetry: Telemetry) -> "Tls":
+    def of_telemetry(cls, telemetry: TelemetryOptions) -> "Tls":
         """Return the certificates of the connections to the collector."""
         return cls._of(telemetry, "telemetry")
 
@@ -89,7 +89,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
         return cls._of(notify, "notify")
 
     @classmethod
-    def _of(cls, section: Stream | Shadow | Telemetry | Notify, name: str) -> "Tls":
+    def _of(cls, section: Stream | Shadow | TelemetryOptions | Notify, name: str) -> "Tls":
         return cls(
             ca_file=section.ca_file,
             certificate_file=section.certificate_file,

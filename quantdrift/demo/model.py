@@ -71,7 +71,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     divergence: float
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+class DemoStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """One line of progress.
 
     Parameters
@@ -98,7 +98,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
     quality: tuple[Quality, ...]
 
 
-def build(directory: Path, seed: int, tell: Callable[[Step], None]) -> Built:
+def build(directory: Path, seed: int, tell: Callable[[DemoStep], None]) -> Built:
     """Write the FP32 model and both INT8 models to `directory`; some ten seconds on two cores.
 
     Parameters
@@ -114,12 +114,12 @@ def build(directory: Path, seed: int, tell: Callable[[Step], None]) -> Built:
     learnable, held_out = Scans.bundled()
     rng = default_rng(seed)
     network = _train(learnable, seed, rng, tell)
-    tell(Step(what="export to ONNX", done=0.8))
+    tell(DemoStep(what="export to ONNX", done=0.8))
     _export(network, directory / REFERENCE)
-    tell(Step(what="quantise to INT8", done=0.95))
+    tell(DemoStep(what="quantise to INT8", done=0.95))
     calibration = [learnable.draw(scanner, _CALIBRATION_SCANS, rng)[0] for scanner in CALIBRATED_ON]
     quantise(directory / REFERENCE, directory / CANDIDATE, calibration)
-    tell(Step(what="check both", done=0.98))
+    tell(DemoStep(what="check both", done=0.98))
     quality = tuple(
         compare(
             directory / REFERENCE,
@@ -171,7 +171,7 @@ def _logits(path: Path, images: Images) -> NDArray[np.float64]:
     return np.asarray(logits, dtype=np.float64)
 
 
-def _train(scans: Scans, seed: int, rng: Generator, tell: Callable[[Step], None]) -> Any:
+def _train(scans: Scans, seed: int, rng: Generator, tell: Callable[[DemoStep], None]) -> Any:
     import torch  # noqa: PLC0415 - two seconds and 200 MB, for this function alone
     from torch import nn  # noqa: PLC0415
 
@@ -193,7 +193,7 @@ def _train(scans: Scans, seed: int, rng: Generator, tell: Callable[[Step], None]
     for step in range(_STEPS):
         if step % _BLOCK == 0:
             images, labels = _block(scans, rng)
-            tell(Step(what="train the FP32 network", done=0.8 * step / _STEPS))
+            tell(DemoStep(what="train the FP32 network", done=0.8 * step / _STEPS))
         batch = slice(step % _BLOCK, None, _BLOCK)  # every scanner has its share in every batch
         loss = nn.functional.cross_entropy(network(images[batch]), labels[batch])
         optimiser.zero_grad()
@@ -290,7 +290,7 @@ def main() -> None:
     arguments = parser.parse_args()
     out = sys.stdout
 
-    def tell(line: Step | Built) -> None:
+    def tell(line: DemoStep | Built) -> None:
         print(msgspec.json.encode(line).decode(), file=out, flush=True)
 
     tell(build(arguments.out, arguments.seed, tell))

@@ -96,7 +96,7 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: LoadParameters
 
 
-class Model:
+class OnnxModel:
     """An ONNX model under the name and version that clients know.
 
     Parameters
@@ -116,7 +116,8 @@ class Model:
     ) -> None:
         self.name, self.version, self.threads = name, version, threads
         self._routes = [
-            (route.header, route.value, Model(name, version, Path(route.file), threads)) for route in routes
+            (route.header, route.value, OnnxModel(name, version, Path(route.file), threads))
+            for route in routes
         ]
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
@@ -124,7 +125,7 @@ class Model:
         self.inputs = [_metadata(node) for node in self._session.get_inputs()]
         self.outputs = [_metadata(node) for node in self._session.get_outputs()]
 
-    def of(self, headers: Mapping[str, str]) -> "Model":
+    def of(self, headers: Mapping[str, str]) -> "OnnxModel":
         """Return the model that computes a request with these headers."""
         models = (model for header, value, model in self._routes if headers.get(header) == value)
         return next(models, self)
@@ -164,7 +165,7 @@ class InferenceServer:
         Where to listen; port 0 takes a free one, which `port` says after `start`.
     """
 
-    def __init__(self, models: Iterable[Model], host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, models: Iterable[OnnxModel], host: str = "127.0.0.1", port: int = 0) -> None:
         self._models = {model.name: model for model in models}
         self._host, self.port = host, port
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inference")
@@ -223,7 +224,7 @@ class InferenceServer:
         try:
             asked = msgspec.json.decode(await request.read(), type=LoadRequest).parameters
             loaded = await asyncio.to_thread(
-                Model, former.name, asked.version, Path(asked.file), former.threads, asked.routes
+                OnnxModel, former.name, asked.version, Path(asked.file), former.threads, asked.routes
             )
         except msgspec.DecodeError as error:
             return _error(400, str(error))
@@ -248,7 +249,7 @@ class InferenceServer:
             response.enable_compression()
         return response
 
-    def _model(self, request: web.Request) -> Model | None:
+    def _model(self, request: web.Request) -> OnnxModel | None:
         model = self._models.get(request.match_info["name"])
         version = request.match_info.get("version")
         return model if model is not None and version in {None, model.version} else None
@@ -292,7 +293,7 @@ def read_request(body: bytes, json_length: str | None) -> tuple[InferRequest, Ar
     return asked, arrays
 
 
-def _answer(model: Model, asked: InferRequest, outputs: Arrays) -> web.Response:
+def _answer(model: OnnxModel, asked: InferRequest, outputs: Arrays) -> web.Response:
     by_default = bool(asked.parameters.get("binary_data_output", False))
     binary = {output.name: bool(output.parameters.get("binary_data", by_default)) for output in asked.outputs}
     tails: list[bytes] = []
@@ -363,7 +364,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     pairs = (text.partition("=") for text in arguments.model)
-    models = [Model(name, arguments.version, Path(path), arguments.threads) for name, _, path in pairs]
+    models = [OnnxModel(name, arguments.version, Path(path), arguments.threads) for name, _, path in pairs]
     host, _, port = arguments.listen.rpartition(":")
     server = InferenceServer(models, host, int(port))
     asyncio.run(_serve(server))

@@ -43,7 +43,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     resource: dict[str, Any]
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class DataPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One data point of a gauge or a sum.
 
     Parameters
@@ -101,7 +101,7 @@ class OtlpReceiver:
         self.host, _, port = address.rpartition(":")
         self.port = int(port)
         self.events: list[Event] = []
-        self.metrics: list[Point] = []
+        self.metrics: list[DataPoint] = []
         self.spans: list[Replay] = []
         self._on_event = on_event
         self._changed = threading.Condition()
@@ -143,7 +143,7 @@ class OtlpReceiver:
             return self._changed.wait_for(lambda: predicate(self), timeout)
 
     def take(
-        self, events: Sequence[Event] = (), points: Sequence[Point] = (), spans: Sequence[Replay] = ()
+        self, events: Sequence[Event] = (), points: Sequence[DataPoint] = (), spans: Sequence[Replay] = ()
     ) -> None:
         """Keep what came in and wake those who wait."""
         with self._changed:
@@ -190,7 +190,7 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
 
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the generated interface
         points = [
-            Point(
+            DataPoint(
                 name=metric.name,
                 value=point.as_double if point.HasField("as_double") else float(point.as_int),
                 attributes=_plain(point.attributes),

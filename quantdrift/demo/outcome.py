@@ -4,7 +4,7 @@ import msgspec
 
 from quantdrift.demo.model import Quality
 from quantdrift.demo.otlp_receiver import Event
-from quantdrift.demo.watch import ALL, ARCHIVE, Snapshot
+from quantdrift.demo.watch import ALL, ARCHIVE, Moment
 from quantdrift.facts.status import said
 
 SLICE = "quantdrift.slice"
@@ -25,7 +25,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     events: tuple[Event, ...]
-    snapshot: Snapshot
+    snapshot: Moment
     failed: int
 
     def problems(self) -> list[str]:

@@ -19,7 +19,7 @@ from rich.text import Text
 from quantdrift.core.notation import number
 from quantdrift.demo.model import Quality
 from quantdrift.demo.otlp_receiver import Event
-from quantdrift.demo.watch import ALL, SliceState, Snapshot
+from quantdrift.demo.watch import ALL, Moment, ShownSlice
 from quantdrift.facts.status import ALERTS, RANK, said
 
 _COLOURS = dict(zip(RANK, ("bold red", "yellow", "dim", "green"), strict=True))
@@ -37,7 +37,7 @@ _FIRST = (
 _ERROR = 17  # the severity number of a page
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class ScreenView(msgspec.Struct, frozen=True, kw_only=True):
     """One moment of the run.
 
     Parameters
@@ -54,7 +54,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: str
     elapsed_s: float
-    snapshot: Snapshot
+    snapshot: Moment
     failed: int
 
 
@@ -114,7 +114,7 @@ class Screen:
         lines = "\n".join(f"  {line}" for line in text.splitlines())
         self.console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
-    def show(self, view: View) -> None:
+    def show(self, view: ScreenView) -> None:
         """Show the state of this moment: the live table, or now and then a line."""
         if self.console.is_terminal:
             if self._live is None:
@@ -150,7 +150,7 @@ class Screen:
             )
         )
 
-    def verdicts(self, slices: Sequence[SliceState], decided: Mapping[str, str]) -> None:
+    def verdicts(self, slices: Sequence[ShownSlice], decided: Mapping[str, str]) -> None:
         """Show the verdicts beside each other with what was seen lately, and below them what decided each alert.
 
         Parameters
@@ -237,7 +237,7 @@ def evidence_bar(ratio: float | None) -> str:
     return "█" * full + "·" * (_BAR_CELLS - full)
 
 
-def _table(view: View) -> Group:
+def _table(view: ScreenView) -> Group:
     snapshot = view.snapshot
     counts = Table.grid(padding=(0, 3))
     counts.add_row(
@@ -279,13 +279,13 @@ def _table(view: View) -> Group:
     return Group(phase, counts, table)
 
 
-def _evidence(state: SliceState) -> Text:
+def _evidence(state: ShownSlice) -> Text:
     if state.verdict == "firing":  # the detector has begun again since; what paged is what counts
         return Text(evidence_bar(1.0), style="red")
     return Text(evidence_bar(state.evidence_ratio), style="cyan")
 
 
-def _line(view: View) -> str:
+def _line(view: ScreenView) -> str:
     """Return the moment in a line: all traffic and the worst slice with their shares of changed answers, the others counted."""
     snapshot = view.snapshot
     parts = [f"{view.elapsed_s:4.0f} s  {snapshot.offered:,} requests, {snapshot.replayed:,} replayed"]
@@ -310,7 +310,7 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2%}"
 
 
-def _interval(state: SliceState) -> str:
+def _interval(state: ShownSlice) -> str:
     if state.flip_low is None or state.flip_high is None:
         return ""
     return f"{state.flip_low:.2%} to {state.flip_high:.2%}"

@@ -67,7 +67,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
         return (self.sidecar_admin, self.shadow_admin, self.monitor_admin)
 
 
-class Child:
+class StartedProcess:
     """A process that was started here.
 
     Parameters
@@ -142,7 +142,7 @@ async def child(
     environment: Mapping[str, str] | None = None,
     *,
     output: Path | None = None,
-) -> AsyncIterator[Child]:
+) -> AsyncIterator[StartedProcess]:
     """Run `python -m ARGUMENTS` inside the block; it is ended when the block is left in any way.
 
     Parameters
@@ -172,7 +172,7 @@ async def child(
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
             start_new_session=True,  # Ctrl-C reaches the demo alone, which ends the others in order
         )
-    running = Child(name, process, log)
+    running = StartedProcess(name, process, log)
     try:
         yield running
     finally:

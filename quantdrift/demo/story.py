@@ -13,11 +13,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quantdrift.demo.model import CANDIDATE, INPUT, REFERENCE, SECOND_CANDIDATE, Built, Quality, Step, compare
+from quantdrift.demo.model import (
+    CANDIDATE,
+    INPUT,
+    REFERENCE,
+    SECOND_CANDIDATE,
+    Built,
+    DemoStep,
+    Quality,
+    compare,
+)
 from quantdrift.demo.otlp_receiver import Event, OtlpReceiver
 from quantdrift.demo.outcome import RunOutcome, is_page, slice_of
 from quantdrift.demo.scans import Scanner, Scans
-from quantdrift.demo.screen import Screen, View
+from quantdrift.demo.screen import Screen, ScreenView
 from quantdrift.demo.services import (
     REPAIRED_VERSION,
     SECOND_VERSION,
@@ -27,8 +36,8 @@ from quantdrift.demo.services import (
     child,
     services,
 )
-from quantdrift.demo.traffic import REQUEST_ID_HEADER, Page, Traffic, stack
-from quantdrift.demo.watch import ARCHIVE, Snapshot, Watch
+from quantdrift.demo.traffic import REQUEST_ID_HEADER, DemoTraffic, Page, stack
+from quantdrift.demo.watch import ARCHIVE, DemoWatch, Moment
 
 _HERE = Path(__file__).parent
 _LOOK_S = 1.0
@@ -113,8 +122,8 @@ async def run(options: Options, screen: Screen) -> int:
             built = await _build(options, tell)
         screen.quality("Both models on held-out pages, checked offline", built.quality)
         _, held_out = Scans.bundled()
-        async with _started(options.out, receiver, screen) as running, Watch(running) as watch:
-            traffic = Traffic(
+        async with _started(options.out, receiver, screen) as running, DemoWatch(running) as watch:
+            traffic = DemoTraffic(
                 f"http://127.0.0.1:{running.ports.sidecar}",
                 held_out,
                 options.seed,
@@ -140,14 +149,14 @@ class _Run:
     """The phases, seen from where the clients and the collector are."""
 
     def __init__(
-        self, plan: Plan, screen: Screen, receiver: OtlpReceiver, watch: Watch, traffic: Traffic
+        self, plan: Plan, screen: Screen, receiver: OtlpReceiver, watch: DemoWatch, traffic: DemoTraffic
     ) -> None:
         self._plan, self._screen, self._receiver = plan, screen, receiver
         self._watch, self.traffic = watch, traffic
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock()
         self._shown = 0
-        self.snapshot = Snapshot()
+        self.snapshot = Moment()
 
     async def healthy(self) -> None:
         """Send sound traffic until every slice but the archive's has its verdict."""
@@ -157,7 +166,7 @@ class _Run:
         )
         began = self._clock()
 
-        def settled(snapshot: Snapshot) -> bool:
+        def settled(snapshot: Moment) -> bool:
             others = [state for state in snapshot.slices if state.slice != ARCHIVE]
             return (
                 self._clock() - began >= self._plan.healthy_s
@@ -178,7 +187,7 @@ class _Run:
         self.traffic.archive_share = self._plan.drifted_share
         began, sent = self._clock(), self.traffic.sent[Scanner.ARCHIVE]
 
-        def paged(_: Snapshot) -> bool:
+        def paged(_: Moment) -> bool:
             return any(is_page(event) and slice_of(event) == ARCHIVE for event in self._receiver.events)
 
         if await self._until(paged, self._plan.drift_s, "2. drift"):
@@ -248,12 +257,12 @@ class _Run:
                 task.uncancel()
         self._screen.settle()
 
-    async def _until(self, done: Callable[[Snapshot], bool], longest_s: float, phase: str) -> bool:
+    async def _until(self, done: Callable[[Moment], bool], longest_s: float, phase: str) -> bool:
         deadline = self._clock() + longest_s
         while True:
             self.snapshot = await self._watch.look()
             self._screen.show(
-                View(
+                ScreenView(
                     phase=phase,
                     elapsed_s=self._clock() - self._began,
                     snapshot=self.snapshot,
@@ -275,12 +284,12 @@ class _Run:
         return [event for event in events if slice_of(event)]  # the head of the audit is about no slice
 
 
-def _is_seen(snapshot: Snapshot) -> bool:
+def _is_seen(snapshot: Moment) -> bool:
     """Return whether every slice of the version was compared."""
     return len(snapshot.slices) == len(Scanner) + 1
 
 
-def _is_judged(snapshot: Snapshot) -> bool:
+def _is_judged(snapshot: Moment) -> bool:
     """Return whether every slice of the version has a verdict."""
     return _is_seen(snapshot) and all(state.verdict != "unknown" for state in snapshot.slices)
 
@@ -431,7 +440,7 @@ async def _repair(options: Options, screen: Screen, running: Services, run_: _Ru
     )
 
 
-def _record(file: Path, traffic: Traffic) -> None:
+def _record(file: Path, traffic: DemoTraffic) -> None:
     """Write the pages that were sent, with their scanner, as somebody who records requests would have them."""
     pages = {scanner: stack(traffic.served(scanner))[0] for scanner in Scanner}
     scanners = np.concatenate([np.full(len(images), scanner.value) for scanner, images in pages.items()])
@@ -470,7 +479,7 @@ async def _alert(running: Services, out: Path) -> str:
     return await _command(running, out, "alerts", "show", numbers[0]) if numbers else ""
 
 
-def _write_labels(file: Path, traffic: Traffic) -> None:
+def _write_labels(file: Path, traffic: DemoTraffic) -> None:
     """Write the digits that were on the served pages, by request id, as a user would have them from elsewhere."""
     rows = [f"{page.request_id},{page.label}" for scanner in Scanner for page in traffic.served(scanner)]
     file.write_text("\n".join([f"header.{REQUEST_ID_HEADER},label", *rows, ""]), encoding="utf-8")
@@ -504,7 +513,7 @@ async def _build(options: Options, tell: Callable[[str, float], None]) -> Built:
     result = None
     try:
         async for line in process.stdout:
-            message = msgspec.json.decode(line, type=Step | Built)
+            message = msgspec.json.decode(line, type=DemoStep | Built)
             if isinstance(message, Built):
                 result = message
             else:

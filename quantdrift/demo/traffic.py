@@ -48,7 +48,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
 
 
-class Traffic:
+class DemoTraffic:
     """Sends scans at a Poisson rate until it is cancelled.
 
     Parameters

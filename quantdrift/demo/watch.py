@@ -21,7 +21,7 @@ _SLICES = """
 """
 
 
-class SliceState(msgspec.Struct, frozen=True, kw_only=True):
+class ShownSlice(msgspec.Struct, frozen=True, kw_only=True):
     """One row of `slice_now`; the means are None until there is something to tell.
 
     Parameters
@@ -51,7 +51,7 @@ class SliceState(msgspec.Struct, frozen=True, kw_only=True):
     divergence_budget: float | None
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is shown of one moment.
 
     Parameters
@@ -71,15 +71,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     published: int = 0
     lost: int = 0
     replayed: int = 0
-    slices: tuple[SliceState, ...] = ()
+    slices: tuple[ShownSlice, ...] = ()
     stale: bool = False
 
-    def slice(self, name: str) -> SliceState | None:
+    def slice(self, name: str) -> ShownSlice | None:
         """Return the slice called `name`, or None while nothing is known of it."""
         return next((state for state in self.slices if state.slice == name), None)
 
 
-class Watch:
+class DemoWatch:
     """Looks at a running quantdrift; used as an asynchronous context manager.
 
     Parameters
@@ -98,7 +98,7 @@ class Watch:
         self._services = services
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
         self._postgres: Any = None
-        self._last = Snapshot()
+        self._last = Moment()
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,7 +107,7 @@ class Watch:
         await self._session.close()
         self._disconnect()
 
-    async def look(self) -> Snapshot:
+    async def look(self) -> Moment:
         """Return the state of this moment; while something is being started again, the last known one."""
         try:
             self._last = await self._look()
@@ -116,20 +116,20 @@ class Watch:
             return msgspec.structs.replace(self._last, stale=True)
         return self._last
 
-    async def _look(self) -> Snapshot:
+    async def _look(self) -> Moment:
         ports = self._services.ports
         sidecar = await self._metrics(ports.sidecar_admin)
         shadow = await self._metrics(ports.shadow_admin)
         if self._postgres is None:
             self._postgres = await asyncpg.connect(self._services.dsn, timeout=5, command_timeout=5)
         rows = await self._postgres.fetch(_SLICES, self.version)
-        return Snapshot(
+        return Moment(
             offered=_total(sidecar, "quantdrift_sidecar_offered"),
             taken=_total(sidecar, "quantdrift_sidecar_taken"),
             published=_total(sidecar, "quantdrift_sidecar_published"),
             lost=_total(sidecar, "quantdrift_sidecar_lost"),
             replayed=_total(shadow, "quantdrift_shadow_compared"),
-            slices=tuple(SliceState(**row) for row in rows),
+            slices=tuple(ShownSlice(**row) for row in rows),
         )
 
     def _disconnect(self) -> None:

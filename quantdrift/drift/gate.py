@@ -118,7 +118,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return cls(kind=Kind.ACCURACY, values=(0.0, ratio, -1.0, ratio - 1.0), quiet=3, limit=0.0)
 
 
-class Stop(msgspec.Struct, frozen=True, kw_only=True):
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """The first moment at which a question was decided.
 
     Parameters
@@ -181,8 +181,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     fail_level: float
     n: int = 0
     sums: tuple[float, ...] = ()
-    passed: Stop | None = None
-    failed: Stop | None = None
+    passed: Decided | None = None
+    failed: Decided | None = None
 
     def after(self, groups: FloatArray) -> "Trial":
         """Return the trial after more groups, looked at after each: the same to the bit however they are cut into calls.
@@ -205,7 +205,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     def answer(self) -> QuestionEvidence:
         """Return what is known now."""
-        stop = self.failed or self.passed or Stop(n=self.n, sums=self.sums)
+        stop = self.failed or self.passed or Decided(n=self.n, sums=self.sums)
         outcome = Outcome.INSUFFICIENT
         if self.failed or self.passed:
             outcome = Outcome.FAIL if self.failed else Outcome.PASS
@@ -270,12 +270,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             failed=self.failed or self._stop(looks, against_less, self.fail_level, first),
         )
 
-    def _stop(self, looks: FloatArray, wealth: Wealth, level: float, first: int) -> Stop | None:
+    def _stop(self, looks: FloatArray, wealth: Wealth, level: float, first: int) -> Decided | None:
         crossed = np.flatnonzero(wealth(looks, self._values, self.question.limit) >= -math.log(level))
         if not len(crossed):
             return None
         at = crossed.item(0)
-        return Stop(n=first + at, sums=tuple(looks[at].tolist()))
+        return Decided(n=first + at, sums=tuple(looks[at].tolist()))
 
     @property
     def _values(self) -> FloatArray:

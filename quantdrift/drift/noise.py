@@ -67,7 +67,7 @@ _LOOSE: Final = 1.5
 _LOOKS: Final = 50.0  # at the bounds of a slice, while its groups grow by a factor of e
 
 
-class Sums(msgspec.Struct, frozen=True):
+class NoiseSums(msgspec.Struct, frozen=True):
     """The sums of a window.
 
     Parameters
@@ -82,9 +82,9 @@ class Sums(msgspec.Struct, frozen=True):
     weight: float = 0.0
     total: float = 0.0
 
-    def seen(self, vx: float, v: float) -> "Sums":
+    def seen(self, vx: float, v: float) -> "NoiseSums":
         """Return the sums with one more group."""
-        return Sums(self.n + 1, self.weight + v, self.total + vx)
+        return NoiseSums(self.n + 1, self.weight + v, self.total + vx)
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,15 +96,19 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
         The windows.
     """
 
-    older: Sums = Sums()
-    newer: Sums = Sums()
+    older: NoiseSums = NoiseSums()
+    newer: NoiseSums = NoiseSums()
 
     def seen(self, vx: float, v: float, window: float) -> "Noise":
         """Return the noise with one more group, of values `vx` <= `v` in [0, 1]; `window` is the weight of a window."""
         if not 0.0 <= vx <= v <= 1.0:
             raise ValueError(f"a group has 0 <= value <= weight <= 1, not value {vx} and weight {v}")
         older, newer = self.older.seen(vx, v), self.newer.seen(vx, v)
-        return Noise(older=newer, newer=Sums()) if newer.weight >= window else Noise(older=older, newer=newer)
+        return (
+            Noise(older=newer, newer=NoiseSums())
+            if newer.weight >= window
+            else Noise(older=older, newer=newer)
+        )
 
     def bounds(self, delta: float = DELTA) -> tuple[float, float]:
         """Return the lower and the upper bound of the mean, each missed with a probability of at most `delta`."""

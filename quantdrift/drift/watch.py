@@ -78,7 +78,7 @@ def pages(key: SignalKey) -> bool:
 
 
 def is_limited(key: SignalKey) -> bool:
-    """Return whether noise of the reference alone can raise a signal's mean: its evidence counts up to `SliceTable.limits`."""
+    """Return whether noise of the reference alone can raise a signal's mean: its evidence counts up to `SliceArrays.limits`."""
     return key.metric in LIMITED and key.kind in _MEANS
 
 
@@ -187,7 +187,7 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
     due_us: float
 
 
-class SliceTable:
+class SliceArrays:
     """The states of many slices: one array for each signal, in which each slice has a row, and columns of what they say.
 
     A row keeps its number until it is freed. Arrays grow by doubling: a view of a row must not be kept while a row may
@@ -388,7 +388,7 @@ class SliceStates(MutableMapping[SignalKey, FloatArray]):
 
     __slots__ = ("_row", "_table")
 
-    def __init__(self, table: SliceTable, row: int) -> None:
+    def __init__(self, table: SliceArrays, row: int) -> None:
         self._table, self._row = table, row
 
     def __getitem__(self, key: SignalKey) -> FloatArray:
@@ -438,14 +438,14 @@ class SliceWatch:
         self,
         phase: Phase = Phase.WATCHING,
         states: Mapping[SignalKey, FloatArray] | None = None,
-        table: SliceTable | None = None,
+        table: SliceArrays | None = None,
         *,
         may_page: bool = True,
     ) -> None:
-        self._place(table or SliceTable(), phase, states or {}, may_page=may_page)
+        self._place(table or SliceArrays(), phase, states or {}, may_page=may_page)
 
     def _place(
-        self, table: SliceTable, phase: Phase, states: Mapping[SignalKey, FloatArray], *, may_page: bool
+        self, table: SliceArrays, phase: Phase, states: Mapping[SignalKey, FloatArray], *, may_page: bool
     ) -> None:
         self.table, self.row = table, table.add_row()
         table.may_page[self.row] = may_page
@@ -454,7 +454,7 @@ class SliceWatch:
         self.phase = phase
         self.touched()
 
-    def move(self, table: SliceTable) -> None:
+    def move(self, table: SliceArrays) -> None:
         """Move to another table."""
         limits = {metric: column.item(self.row) for metric, column in self.table.limits.items()}
         self._place(table, self.phase, self.states, may_page=bool(self.table.may_page[self.row]))
@@ -579,7 +579,7 @@ def advance_joined(
     changes: list[PhaseChange] = []
     scratch: dict[SignalKey, FloatArray] = {}
     if any(watch.table is not watches[0].table for watch in watches):
-        table = SliceTable()
+        table = SliceArrays()
         for watch in watches:
             watch.move(table)
     stops = ends.tolist()

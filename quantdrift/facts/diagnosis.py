@@ -14,7 +14,7 @@ EVERYWHERE: Final = 0.9
 """Share of changed answers that a site heals, in the slice and elsewhere, from which it is the cause for every slice."""
 
 
-class Origin(StrEnum):
+class WeightsOrigin(StrEnum):
     """What a candidate's weights are."""
 
     ROUNDED = "rounded"
@@ -282,7 +282,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     fresh_flips: float | None = None
     reproduced: float
     rounding: float = 0.0
-    origin: Origin = Origin.ROUNDED
+    origin: WeightsOrigin = WeightsOrigin.ROUNDED
     off: tuple[NamedTensor, ...] = ()
     n_moved: int = 0
     n_tensors: int = 0

@@ -90,7 +90,7 @@ class FlipChange(msgspec.Struct, frozen=True, kw_only=True):
     after: float
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredRepair(msgspec.Struct, frozen=True, kw_only=True):
     """A repair with what it does.
 
     Parameters
@@ -181,7 +181,7 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
     n_bytes: int
     out: str
     diagnosis: Diagnosis
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[MeasuredRepair, ...] = ()
     not_built: tuple[NotBuilt, ...] = ()
     source: str
     n_work: int

@@ -19,7 +19,7 @@ _BATCH_BYTES: Final = 8 * 2**20
 """Size of the batches in which rows arrive; a result is never held twice."""
 
 
-class Connection:
+class SnapshotConnection:
     """A connection whose transactions read one snapshot and change nothing.
 
     Parameters

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from quantdrift.core.errors import OperatorError, os_error_text
-from quantdrift.frames.connection import Connection
+from quantdrift.frames.connection import SnapshotConnection
 
 _ROW_GROUP: Final = 131_072
 _ABOUT: Final = b"quantdrift.export"
@@ -61,7 +61,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def export(
-    connection: Connection,
+    connection: SnapshotConnection,
     directory: Path,
     days: Sequence[date],
     request: Request,
@@ -128,7 +128,7 @@ def _done(path: Path, request: Request) -> tuple[_About, int] | None:
     return about, metadata.num_rows
 
 
-def _write(connection: Connection, path: Path, day: date, about: _About) -> int:
+def _write(connection: SnapshotConnection, path: Path, day: date, about: _About) -> int:
     """Write the file of a day, and return its number of rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(".unfinished.parquet")  # readers leave out names that begin with a dot

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 
-from quantdrift.frames.connection import Connection
+from quantdrift.frames.connection import SnapshotConnection
 from quantdrift.frames.estimates import estimate
 from quantdrift.storage.worst import worst_keys
 
@@ -34,7 +34,7 @@ class Tables(Generic[FrameT]):
         Makes a frame of an Arrow table.
     """
 
-    def __init__(self, connection: Connection, convert: Callable[[pa.Table], FrameT]) -> None:
+    def __init__(self, connection: SnapshotConnection, convert: Callable[[pa.Table], FrameT]) -> None:
         self._connection = connection
         self._convert = convert
 
@@ -371,14 +371,14 @@ def arrow(dsn: str) -> Tables[pa.Table]:
     RetryError
         The server cannot be reached.
     """
-    return Tables(Connection(dsn), lambda table: table)
+    return Tables(SnapshotConnection(dsn), lambda table: table)
 
 
 def pandas(dsn: str) -> "Tables[pd.DataFrame]":
     """Return the tables as pandas data frames; parameters and errors are those of `arrow`."""
     import pandas as _  # noqa: F401, PLC0415, ICN001 -- it is missing now, not at the first query
 
-    return Tables(Connection(dsn), lambda table: table.to_pandas())
+    return Tables(SnapshotConnection(dsn), lambda table: table.to_pandas())
 
 
 def polars(dsn: str) -> "Tables[pl.DataFrame]":
@@ -390,7 +390,7 @@ def polars(dsn: str) -> "Tables[pl.DataFrame]":
         assert isinstance(frame, polars.DataFrame)
         return frame
 
-    return Tables(Connection(dsn), convert)
+    return Tables(SnapshotConnection(dsn), convert)
 
 
 def _range(start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.address import read_address
-from quantdrift.core.config.schema import MIB, Model, Sampling, Sidecar
+from quantdrift.core.config.schema import MIB, Model, SamplingOptions, Sidecar
 from quantdrift.core.config.strata import MAX_VALUE_BYTES
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Protocol
@@ -144,7 +144,7 @@ async def watch(
     scope = CaptureScope(
         Sidecar(),
         routes=Routes(DECODERS),
-        sampler=Sampler(Sampling(rate=1.0), b"", ExchangeIds(), time.time()),
+        sampler=Sampler(SamplingOptions(rate=1.0), b"", ExchangeIds(), time.time()),
         send_frame=watcher.add,
         slot=Counters.create(1, 1).slot(0),
         clock=SystemClock(),

@@ -26,7 +26,7 @@ import msgspec
 from aiohttp import web
 
 from quantdrift.core.config.address import is_loopback, read_address
-from quantdrift.core.config.callers import Caller, Scope, find_caller, read_callers
+from quantdrift.core.config.callers import Caller, TokenScope, find_caller, read_callers
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.state import changed_options, judged_by
 from quantdrift.core.errors import OperatorError, RetryError
@@ -179,7 +179,7 @@ class _Callers:
         except OperatorError as error:
             return f"nobody can be checked: {error}"
         caller = find_caller(callers, token, datetime.now(UTC)) if token else None
-        if caller is not None and Scope.GATE not in caller.scopes:
+        if caller is not None and TokenScope.GATE not in caller.scopes:
             return "this token is not for `gate`: see may= in its line of monitor.gate_token_file"
         return (
             caller

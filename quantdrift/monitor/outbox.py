@@ -27,7 +27,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.address import read_server_url
-from quantdrift.core.config.schema import Telemetry
+from quantdrift.core.config.schema import TelemetryOptions
 from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.core.tls import Tls
@@ -90,7 +90,7 @@ class OtlpEvents:
 
     def __init__(
         self,
-        telemetry: Telemetry,
+        telemetry: TelemetryOptions,
         secrets: Secrets,
         resource: Resource,
         page: Callable[[int], str] = lambda _: "",

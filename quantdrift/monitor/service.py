@@ -112,7 +112,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     )
     try:
         async with Database(secrets.current_dsn) as database, Leadership(secrets.current_dsn) as leadership:
-            monitor = Monitor(
+            monitor = MonitorService(
                 config=config,
                 dsn=secrets.current_dsn,
                 database=database,
@@ -142,7 +142,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     return 0
 
 
-class Monitor:
+class MonitorService:
     """The tasks of the process: lead and fold, send events, maintain the database, search slices and sessions, make policies.
 
     `serve` constructs it with its parts.

@@ -26,7 +26,7 @@ import numpy as np
 from quantdrift.core.config.schema import Reference, Runtime
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import part
-from quantdrift.facts.diagnosis import NamedTensor, OffTensor, Origin, WeightFault
+from quantdrift.facts.diagnosis import NamedTensor, OffTensor, WeightFault, WeightsOrigin
 from quantdrift.facts.words.diagnosis import fault_words
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.release.sites import Graph, ReferenceWeights, Site, Weight, loaded, placed
@@ -55,20 +55,20 @@ class Origins(msgspec.Struct, frozen=True, kw_only=True):
         Tensors that were compared: those whose steps are known.
     """
 
-    origin: Origin
+    origin: WeightsOrigin
     off: tuple[OffTensor, ...]
     n_tensors: int
 
     @property
     def refusal(self) -> str:
         """Why a diagnosis by this reference would explain another model; empty: it would not."""
-        if self.origin is Origin.OTHER:
+        if self.origin is WeightsOrigin.OTHER:
             return (
                 f"{len(self.off)} of {self.n_tensors} weights are not those of the reference, rounded: on average"
                 f" {part(float(np.mean([tensor.share for tensor in self.off])))} of their values are off by more than rounding explains."
                 " The candidate was not made from this reference. Give the checkpoint that it was made from as the reference"
             )
-        if self.origin is Origin.SCALED:
+        if self.origin is WeightsOrigin.SCALED:
             return (
                 f"{len(self.off)} of {self.n_tensors} weights are those of the reference times one factor for each channel, as AWQ and SmoothQuant"
                 " scale them: the candidate was not made from this reference alone. Export the scaled model in FP32, which gives the same"
@@ -81,24 +81,24 @@ def origins_of(weights: Sequence[Weight]) -> Origins:
     """Return what the weights of a candidate are, by those of the reference."""
     compared = [weight for weight in weights if weight.step is not None and weight.raw.size]
     off = tuple(off_tensor for weight in compared if (off_tensor := _off(weight)) is not None)
-    origin = Origin.ROUNDED
+    origin = WeightsOrigin.ROUNDED
     if off:
-        origin = Origin.FAULTS
+        origin = WeightsOrigin.FAULTS
     if len(off) > _MOST * len(compared) and len(off) > 1:
         numbers = {tensor.site for tensor in off}
         matrices = [weight for weight in compared if weight.site in numbers and weight.raw.ndim > 1]
         if matrices and np.mean([_is_scaled(weight) for weight in matrices]) > _MOST:
-            origin = Origin.SCALED
+            origin = WeightsOrigin.SCALED
         elif np.median([tensor.share for tensor in off]) > _MOST:
-            origin = Origin.OTHER
+            origin = WeightsOrigin.OTHER
         else:
-            origin = Origin.MOVED
+            origin = WeightsOrigin.MOVED
     return Origins(origin=origin, off=off, n_tensors=len(compared))
 
 
 def named(origins: Origins, sites: Sequence[Site]) -> tuple[NamedTensor, ...]:
     """Return the tensors that are off by the names of their sites, if they are faults of their own."""
-    if origins.origin is not Origin.FAULTS:
+    if origins.origin is not WeightsOrigin.FAULTS:
         return ()
     return tuple(NamedTensor(site=sites[tensor.site].name, tensor=tensor) for tensor in origins.off)
 
@@ -149,7 +149,7 @@ def check_origin(candidate: Path, reference: Reference, *, remedy: str = "") -> 
     if compared is None:
         return []
     origins, faults = compared
-    if origins.origin is Origin.OTHER:
+    if origins.origin is WeightsOrigin.OTHER:
         raise OperatorError(f"{candidate}: {origins.refusal}.{remedy}")
     return [f"{candidate}: {fault.site}: {fault_words(fault.tensor)}" for fault in faults]
 

@@ -16,7 +16,7 @@ from quantdrift.core.slices import SliceAssigner, SliceKey, attribute_key
 from quantdrift.core.text import Table
 from quantdrift.facts.plan import Forecast
 from quantdrift.facts.words.plan import planned
-from quantdrift.monitor.planning.forecast import ForecastQuestion, Traffic, forecast
+from quantdrift.monitor.planning.forecast import ForecastQuestion, ModelTraffic, forecast
 from quantdrift.release.blocking import wait_for
 from quantdrift.release.progress import OnProgress, Watch
 from quantdrift.release.result import Result
@@ -153,7 +153,7 @@ def _model(config: Config, name: str) -> str:
     return names[0]
 
 
-def _recorded(setting: Setting, config: Config, model: str, days: float) -> Traffic:
+def _recorded(setting: Setting, config: Config, model: str, days: float) -> ModelTraffic:
     """Return the traffic of the last days, as the database has it."""
     secrets, end = setting.secrets(config), datetime.now(UTC)
 
@@ -162,7 +162,7 @@ def _recorded(setting: Setting, config: Config, model: str, days: float) -> Traf
             return await usage(database, model, end - timedelta(days=days), end)
 
     used = wait_for(ask())
-    return Traffic(
+    return ModelTraffic(
         model=model,
         requests_per_s=used.requests_per_s,
         slices=tuple(
@@ -179,7 +179,7 @@ def _recorded(setting: Setting, config: Config, model: str, days: float) -> Traf
 
 def _given(
     config: Config, model: str, rps: float, slices: Mapping[str, float], strata: Mapping[str, float]
-) -> Traffic:
+) -> ModelTraffic:
     """Return the traffic that somebody expects."""
     for name, share in (*slices.items(), *strata.items()):
         if not 0 <= share <= 1:
@@ -189,7 +189,7 @@ def _given(
     for name in strata:
         if name not in names:
             raise OperatorError(f"no header stratum `{name}`: {nearest(name, names)}")
-    return Traffic(model=model, requests_per_s=rps, slices=tuple(shares.items()), strata=dict(strata))
+    return ModelTraffic(model=model, requests_per_s=rps, slices=tuple(shares.items()), strata=dict(strata))
 
 
 def _slice(config: Config, model: str, name: str) -> SliceKey:

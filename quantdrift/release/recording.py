@@ -28,7 +28,7 @@ _PREFIXES: Final = ("header.", "parameter.", "json.", TIME)
 _ATTRIBUTES: Final = frozenset("USiub")  # kinds of arrays: texts and whole numbers
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file of recorded inputs.
 
     Parameters
@@ -46,7 +46,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     n_bytes: int
 
 
-class Items(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedItems(msgspec.Struct, frozen=True, kw_only=True):
     """The items of one file.
 
     Parameters
@@ -73,7 +73,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
         return len(next(iter(self.inputs.values())))
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
+class RecordingLayout(msgspec.Struct, frozen=True, kw_only=True):
     """What the arrays of the files are.
 
     Parameters
@@ -103,7 +103,7 @@ def layout_of(
     inputs: Iterable[str],
     labels: str = "",
     attributes: Iterable[str] = (),
-) -> Layout:
+) -> RecordingLayout:
     """Return the layout for these slice rules of a model, and for the keys of further attributes."""
     keys = {name: key for key in attributes for name in (key.partition(".")[2], key)}
     for rule in rules:
@@ -120,10 +120,12 @@ def layout_of(
         raise OperatorError(
             f"--labels {labels}: the model has an input of that name; name the array otherwise"
         )
-    return Layout(inputs=names, keys=keys, labels=labels, session=f"header.{session}" if session else "")
+    return RecordingLayout(
+        inputs=names, keys=keys, labels=labels, session=f"header.{session}" if session else ""
+    )
 
 
-def parts_of(path: Path, option: str = "--inputs") -> list[Part]:
+def parts_of(path: Path, option: str = "--inputs") -> list[RecordedFile]:
     """Return the files of a recording, a file or a folder, in the order of their names.
 
     Raises
@@ -153,16 +155,16 @@ def parts_of(path: Path, option: str = "--inputs") -> list[Part]:
     return parts
 
 
-def _part(file: Path, folders: dict[str, str]) -> Part:
+def _part(file: Path, folders: dict[str, str]) -> RecordedFile:
     """Return a file of a recording; one that is cut off is an error at once, and not after all files before it."""
     if file.suffix == ".npz" and not zipfile.is_zipfile(file):
         raise OperatorError(
             f"{file} is no .npz file, or only the beginning of one: record it again, or remove it"
         )
-    return Part(path=file, folders=folders, n_bytes=file.stat().st_size)
+    return RecordedFile(path=file, folders=folders, n_bytes=file.stat().st_size)
 
 
-def read(part: Part, layout: Layout) -> Items:
+def read(part: RecordedFile, layout: RecordingLayout) -> RecordedItems:
     """Return the items of a file.
 
     Raises
@@ -202,7 +204,7 @@ def read(part: Part, layout: Layout) -> Items:
     }
     texts |= {name: [value] * n_items for name, value in part.folders.items()}
     attributes = {_key(layout.keys, name): values for name, values in texts.items()}
-    return Items(
+    return RecordedItems(
         path=part.path,
         inputs={name: arrays[name] for name in layout.inputs},
         attributes=attributes,

@@ -34,8 +34,8 @@ from quantdrift.storage.cost import mean_worth, prices_of
 from quantdrift.storage.figures.divergence import Divergence
 from quantdrift.storage.figures.estimates import (
     MOST_ROWS,
-    Side,
     SliceClusters,
+    SummedVersion,
     Sums,
     cluster_sums,
     pair_sums,
@@ -415,12 +415,14 @@ async def _cost(
     return cost_figure(share, flip, prices, worth)
 
 
-def _sides(side: _Chosen, cap: float) -> list[Side]:
+def _sides(side: _Chosen, cap: float) -> list[SummedVersion]:
     """Return the parts of a side as far as it has comparisons."""
     window = side.window
     parts = [(max(begin, window.begin), min(end, window.end)) for begin, end in side.parts]
     return [
-        Side(version_id=side.version.id, begin=begin, end=end, cap=cap) for begin, end in parts if begin < end
+        SummedVersion(version_id=side.version.id, begin=begin, end=end, cap=cap)
+        for begin, end in parts
+        if begin < end
     ]
 
 

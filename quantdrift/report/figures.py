@@ -258,7 +258,7 @@ class Gap(_Figures, frozen=True, kw_only=True):
     end: datetime
 
 
-class Unreferenced(_Figures, frozen=True, kw_only=True):
+class UnreferencedVersion(_Figures, frozen=True, kw_only=True):
     """A candidate version without a reference: its verdict is unknown as long as it serves."""
 
     model: str
@@ -286,7 +286,7 @@ class CoverageFigures(_Figures, frozen=True, kw_only=True):
     strata: tuple[StratumCounts, ...]
     skipped: tuple[ReasonCount, ...]
     quarantined: tuple[ReasonCount, ...]
-    unreferenced: tuple[Unreferenced, ...]
+    unreferenced: tuple[UnreferencedVersion, ...]
     gaps: tuple[Gap, ...]
     fleet: Fleet
     judged_until: datetime | None

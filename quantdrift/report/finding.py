@@ -54,7 +54,7 @@ class EpisodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     directions: tuple[Direction, ...] = ()
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class PeriodFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts read from the database about the slices of all versions.
 
     Parameters
@@ -127,7 +127,7 @@ def bins_by_key(entries: Sequence[SliceBins]) -> dict[Key, tuple[float, ...]]:
     return {(entry.version_id, entry.slice_id): entry.bins for entry in entries}
 
 
-def models(config: Config, facts: Facts) -> tuple[ModelFigures, ...]:
+def models(config: Config, facts: PeriodFacts) -> tuple[ModelFigures, ...]:
     """Return every version that was compared or alerted in the period, worst first."""
     figures = [_model(config, facts, version) for version in facts.versions]
     return tuple(
@@ -138,7 +138,7 @@ def models(config: Config, facts: Facts) -> tuple[ModelFigures, ...]:
     )
 
 
-def episodes(config: Config, facts: Facts) -> tuple[EpisodeFigures, ...]:
+def episodes(config: Config, facts: PeriodFacts) -> tuple[EpisodeFigures, ...]:
     """Return the alerts, pages first, with figures and next steps; each is followed by the alerts it explains."""
     versions = {version.id: version for version in facts.versions}
     return grouped(
@@ -175,7 +175,7 @@ def grouped(episodes: Sequence[EpisodeFigures]) -> tuple[EpisodeFigures, ...]:
     return tuple(ordered.values())
 
 
-def ranked(config: Config, facts: Facts, version: Version) -> list[int]:
+def ranked(config: Config, facts: PeriodFacts, version: Version) -> list[int]:
     """Return the slices of a version besides the aggregate, worst first: firing, warning, then by excess."""
     return [entry.slice_id for entry in _slices(config, facts, version) if entry.predicate != EVERYTHING]
 
@@ -205,7 +205,7 @@ def gaps(points: Sequence[SliceSums], begin: datetime, end: datetime, width: tim
     return tuple(spans)
 
 
-def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | None:
+def _model(config: Config, facts: PeriodFacts, version: Version) -> ModelFigures | None:
     own_episodes = [entry for entry in facts.episodes if entry.alert.version_id == version.id]
     if not own_episodes and not any(key[0] == version.id for key in facts.totals):
         return None
@@ -253,7 +253,7 @@ def _status(entries: Sequence[ReportedSlice], alerts: Sequence[EpisodeFigures]) 
     return worst([*(alert.severity for alert in alerts), *(entry.verdict for entry in entries)])
 
 
-def _slices(config: Config, facts: Facts, version: Version) -> list[ReportedSlice]:
+def _slices(config: Config, facts: PeriodFacts, version: Version) -> list[ReportedSlice]:
     keys = {key for key in (*facts.totals, *facts.verdicts) if key[0] == version.id}
     entries = [_slice(config, facts, version, key) for key in keys if key[1] in facts.slices]
     return sorted(
@@ -266,11 +266,11 @@ def _slices(config: Config, facts: Facts, version: Version) -> list[ReportedSlic
     )
 
 
-def _is_all(facts: Facts, key: Key) -> bool:
+def _is_all(facts: PeriodFacts, key: Key) -> bool:
     return key[1] in facts.slices and facts.slices[key[1]].predicate == EVERYTHING
 
 
-def _slice(config: Config, facts: Facts, version: Version, key: Key) -> ReportedSlice:
+def _slice(config: Config, facts: PeriodFacts, version: Version, key: Key) -> ReportedSlice:
     sums = facts.totals.get(key, Sums())
     bins = facts.bins.get(key, ())
     accepted = config.budget(version.model)
@@ -311,7 +311,7 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key) -> Reported
     )
 
 
-def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts) -> EpisodeFigures:
+def _episode(config: Config, facts: PeriodFacts, version: Version, entry: EpisodeFacts) -> EpisodeFigures:
     alert, name = entry.alert, facts.slices[entry.alert.slice_id]
     accepted = config.budget(version.model)
     metric, fact = Metric(alert.metric), facts.verdicts.get((version.id, alert.slice_id))

@@ -21,13 +21,13 @@ from quantdrift.report.figures import (
     Gap,
     LabelFigures,
     Mark,
-    Unreferenced,
+    UnreferencedVersion,
     VersionComparison,
 )
 from quantdrift.report.finding import (
     EpisodeFacts,
-    Facts,
     Key,
+    PeriodFacts,
     bins_by_key,
     by_key,
     gaps,
@@ -94,7 +94,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
 
     extent: Extent
     resolution: Resolution | None
-    facts: Facts
+    facts: PeriodFacts
     drawn: dict[int, tuple[int, ...]]
     series: tuple[SliceSums, ...]
     changes: AlertCounts
@@ -148,7 +148,7 @@ async def gather(
         totals = by_key(await Divergence(connection).sums(whole, whole.end - whole.begin, caps, list(slices)))
     seen = await versions_until(connection, list(caps), period.end)
     version_ids = {version for version, _ in totals} | {episode.version_id for episode in open_then}
-    facts = Facts(
+    facts = PeriodFacts(
         begin=period.begin,
         end=period.end,
         versions=versions,
@@ -248,7 +248,7 @@ async def _divided(
 
 
 async def _speeds(
-    connection: Connection, config: Config, facts: Facts, period: Period
+    connection: Connection, config: Config, facts: PeriodFacts, period: Period
 ) -> tuple[dict[int, Times], dict[int, float]]:
     """Return, per version with data, how long its answers took at the end of the period, and what 99 % did not exceed.
 
@@ -275,7 +275,7 @@ async def _speeds(
 
 
 def _served(
-    facts: Facts, seen: Mapping[int, SeenVersion], series: Sequence[SliceSums], how: Resolution
+    facts: PeriodFacts, seen: Mapping[int, SeenVersion], series: Sequence[SliceSums], how: Resolution
 ) -> dict[int, Served]:
     """Return, per version, the time in which there is data of it."""
     first: dict[int, datetime] = {}
@@ -290,7 +290,7 @@ def _served(
 
 
 async def _people(
-    connection: Connection, facts: Facts, seen: Mapping[int, SeenVersion], period: Period
+    connection: Connection, facts: PeriodFacts, seen: Mapping[int, SeenVersion], period: Period
 ) -> dict[Key, Figure]:
     """Return how many people got a changed answer on the last day of each version with data, by version and slice."""
     affected: dict[Key, Figure] = {}
@@ -308,7 +308,7 @@ def _whole(period: Period, extent: Extent, how: Resolution) -> SumWindow:
     return SumWindow(begin=max(period.begin, extent.first), end=period.end, grain=Grain.ITEM)
 
 
-def _served_last(facts: Facts, series: Sequence[SliceSums]) -> frozenset[int]:
+def _served_last(facts: PeriodFacts, series: Sequence[SliceSums]) -> frozenset[int]:
     """Return the versions that served at the end of the period, of a model of which none is known to, that with the newest comparison."""
     everything, versions = _everything(facts), {version.id: version for version in facts.versions}
     newest: dict[tuple[str, str], tuple[datetime, int]] = {}
@@ -411,7 +411,7 @@ async def _labels(
 
 
 async def _costs(
-    connection: Connection, config: Config, facts: Facts, period: Period, now: datetime
+    connection: Connection, config: Config, facts: PeriodFacts, period: Period, now: datetime
 ) -> tuple[Figure, ...]:
     """Return what the changed answers of each version cost in the period, and the replays of each model; empty without prices."""
     window, costs = figures.period(period.begin, period.end), list[Figure]()
@@ -429,12 +429,12 @@ async def _costs(
     return tuple(costs)
 
 
-def _everything(facts: Facts) -> set[int]:
+def _everything(facts: PeriodFacts) -> set[int]:
     return {name.id for name in facts.slices.values() if name.predicate == EVERYTHING}
 
 
 def _choose(
-    config: Config, facts: Facts, episodes: Sequence[AlertFact]
+    config: Config, facts: PeriodFacts, episodes: Sequence[AlertFact]
 ) -> tuple[set[int], dict[int, tuple[int, ...]]]:
     """Return the slices whose histogram is needed, and per version those to draw: alerted first, then worst."""
     shown, drawn = _everything(facts), {}
@@ -496,7 +496,7 @@ async def _read_episode(
 
 
 def _gaps(
-    facts: Facts, how: Resolution | None, series: Sequence[SliceSums], until: datetime
+    facts: PeriodFacts, how: Resolution | None, series: Sequence[SliceSums], until: datetime
 ) -> tuple[Gap, ...]:
     if how is None:
         return ()
@@ -520,7 +520,7 @@ async def _coverage(
         skipped=tuple(await Coverage(connection).skipped(period.begin, period.end)),
         quarantined=tuple(await Coverage(connection).quarantined(period.begin, period.end, model)),
         unreferenced=tuple(
-            Unreferenced(
+            UnreferencedVersion(
                 model=version.model, version=version.candidate_version, first_seen_at=version.first_seen_at
             )
             for version in versions

@@ -58,7 +58,7 @@ class Point(NamedTuple):
     high: float | None
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class VerticalLine(msgspec.Struct, frozen=True, kw_only=True):
     """A vertical line: `release`, `onset`, `alert` or `decision`, with its text."""
 
     at: datetime
@@ -90,7 +90,7 @@ def line(
     others: Sequence[Point] = (),
     budget: float | None = None,
     baseline: float | None = None,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[VerticalLine] = (),
     alerts: Sequence[tuple[datetime, datetime]] = (),
     is_share: bool = True,
     top: float | None = None,
@@ -275,7 +275,7 @@ def _band(run: Sequence[Point], x: Sequence[float], y: Callable[[float], float])
     return f'<polygon class="band" points="{" ".join(path)}"/>' if path else ""
 
 
-def _marks(marks: Sequence[Mark], along: Callable[[datetime], float], floor: float) -> str:
+def _marks(marks: Sequence[VerticalLine], along: Callable[[datetime], float], floor: float) -> str:
     parts = []
     for mark in sorted(marks, key=lambda mark: mark.at):
         at = _percent(along(mark.at))

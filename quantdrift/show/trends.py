@@ -10,7 +10,7 @@ from markupsafe import Markup
 from quantdrift.core.records import Metric
 from quantdrift.core.signals import signal_of
 from quantdrift.facts.words.happened import ONSET
-from quantdrift.show.charts import HEIGHT, Mark, Point, line
+from quantdrift.show.charts import HEIGHT, Point, VerticalLine, line
 from quantdrift.storage.figures.estimates import Sums
 from quantdrift.storage.figures.periods import SliceSums
 
@@ -89,7 +89,7 @@ def plot(
     others: Sequence[SliceSums] = (),
     budget: float | None = None,
     baseline: float | None = None,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[VerticalLine] = (),
     alerts: Sequence[tuple[datetime, datetime | None]] = (),
     height: int = HEIGHT,
 ) -> Plot:
@@ -126,9 +126,12 @@ def plot(
     return Plot(drawing=drawing, trend=own)
 
 
-def alert_marks(onset: datetime, opened: datetime) -> list[Mark]:
+def alert_marks(onset: datetime, opened: datetime) -> list[VerticalLine]:
     """Return the upright lines of an alert."""
-    return [Mark(at=onset, kind="onset", text=ONSET), Mark(at=opened, kind="alert", text="alert")]
+    return [
+        VerticalLine(at=onset, kind="onset", text=ONSET),
+        VerticalLine(at=opened, kind="alert", text="alert"),
+    ]
 
 
 def trend(

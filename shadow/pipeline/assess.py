@@ -15,7 +15,7 @@ from quantdrift.models.tensors.features import features_of
 from quantdrift.shadow.pipeline.classify import Case, quarantine
 from quantdrift.shadow.replay.config_warnings import ConfigWarnings
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
-from quantdrift.shadow.replay.noise import Noise
+from quantdrift.shadow.replay.noise import NoiseReplays
 from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult, assemble, compare, replay
 from quantdrift.shadow.replay.rows import items_of
 from quantdrift.shadow.slices.clusters import ClusterSlices
@@ -86,9 +86,9 @@ class Assessor:
         Options that do not fit the references' outputs.
     """
 
-    def __init__(self, config: Config, worker: str, noise: Noise | None = None) -> None:
+    def __init__(self, config: Config, worker: str, noise: NoiseReplays | None = None) -> None:
         self.learned = ClusterSlices(config)
-        self.noise = noise or Noise(0.0, SystemClock())
+        self.noise = noise or NoiseReplays(0.0, SystemClock())
         self.config_warnings = ConfigWarnings()
         self._config = config
         self._time_zone = ZoneInfo(config.capture.time_zone)

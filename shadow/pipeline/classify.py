@@ -13,7 +13,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
 from quantdrift.models.language.from_exchange import embedding_inputs, scoring_inputs
 from quantdrift.models.tensors.codec import fit_inputs
-from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope, read_exchange
+from quantdrift.shadow.pipeline.validate import AttributeRules, StreamedMessage, read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.storage.comparisons.rows import Quarantined, Unreferenced, VersionKey
@@ -30,7 +30,7 @@ def classify(
     max_deliveries: int,
     references: References,
     opened: Callable[[bytes], bytes] = bytes,
-    envelope: Envelope | None = None,
+    envelope: StreamedMessage | None = None,
     rules: AttributeRules | None = None,
     dropped: Callable[[str, int], None] = lambda _model, _number: None,
 ) -> Case:

@@ -109,7 +109,7 @@ class Sink(Protocol):
         """Size of the longest message."""
 
 
-class Chosen(NamedTuple):
+class ChosenExemplar(NamedTuple):
     """An exchange that is to be an exemplar of a slice; `probability` is None for a damaged one."""
 
     kind: ExemplarKind
@@ -168,7 +168,7 @@ class Chooser:
 
     def choose(
         self, compared: Sequence[ComparedExchange], without_place: frozenset[tuple[str, str]] = frozenset()
-    ) -> Iterator[Chosen]:
+    ) -> Iterator[ChosenExemplar]:
         """Yield the exemplars of a batch."""
         by_slice: dict[tuple[str, str], dict[int, list[ExemplarItem]]] = {}
         for number, entry in enumerate(compared):
@@ -188,7 +188,7 @@ class Chooser:
 
     def _of_slice(
         self, model: str, name: str, exchanges: list[tuple[ComparedExchange, tuple[ExemplarItem, ...]]]
-    ) -> Iterator[Chosen]:
+    ) -> Iterator[ChosenExemplar]:
         now_s = self._clock.monotonic_s()
         arrivals = self._slices.pop((model, name), None) or _Arrivals(now_s)
         self._slices[model, name] = arrivals  # the last one: those that are not seen go first
@@ -197,13 +197,13 @@ class Chooser:
         probability = arrivals.probability(len(exchanges), now_s)
         for compared, items in exchanges:
             if self._draws() < probability:
-                yield Chosen(ExemplarKind.RANDOM, name, compared, items, probability)
+                yield ChosenExemplar(ExemplarKind.RANDOM, name, compared, items, probability)
         budget = self._budgets[model]
         for compared, items in sorted(exchanges, key=lambda entry: _damage(entry[1]), reverse=True):
             flips, divergence = _damage(items)
             if not (flips or divergence > budget) or not arrivals.takes(flips=flips):
                 break
-            yield Chosen(ExemplarKind.DAMAGED, name, compared, items, None)
+            yield ChosenExemplar(ExemplarKind.DAMAGED, name, compared, items, None)
 
 
 def _damage(items: Sequence[ExemplarItem]) -> tuple[bool, float]:
@@ -292,7 +292,7 @@ class ExemplarKeeper:
                     self._count(left.compared.exchange.model, outcome, 1)
                 return
 
-    async def _store(self, chosen: Chosen, offer: Offer, until_s: float) -> tuple[str, str]:
+    async def _store(self, chosen: ChosenExemplar, offer: Offer, until_s: float) -> tuple[str, str]:
         """Store one; return the outcome, and why it was not stored."""
         exchange = chosen.compared.exchange
         outputs = offer.outputs[chosen.compared.stream_sequence]
@@ -336,7 +336,7 @@ def _n_bytes(exchange: Exchange, outputs: Mapping[str, Array]) -> int:
     return sum(len(tensor.data) for tensor in tensors) + sum(array.nbytes for array in outputs.values())
 
 
-def _wire(chosen: Chosen, outputs: Mapping[str, Array], at: datetime, key: Key | None) -> bytes:
+def _wire(chosen: ChosenExemplar, outputs: Mapping[str, Array], at: datetime, key: Key | None) -> bytes:
     """Return the message of an exemplar, encrypted if there is a key."""
     exchange = chosen.compared.exchange
     exemplar = Exemplar(

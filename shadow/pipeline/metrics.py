@@ -22,7 +22,7 @@ MOST_VERSIONS = 100
 """Versions of all models with histograms of their own; those that come later share `(other)`."""
 
 
-class Step(StrEnum):
+class BatchStep(StrEnum):
     """The steps of a batch, in this order; the values are labels of the step-time metric."""
 
     PULL = "pull"  # the fetch from the stream, including the wait for messages
@@ -39,10 +39,10 @@ class Step(StrEnum):
 
 # Not the replay: what a reference computes is what it is there for, and its threads are its own.
 _HINTS: Final = {
-    Step.DECODE.value: "sample less of large requests, or send them as binary tensors",
-    Step.ASSEMBLE.value: "slices by a feature of large inputs are computed here",
-    Step.COMPARE.value: "of an embedding the neighbours are, of a text its tokens; see the task options of the model",
-    Step.SLICES.value: "slices are assigned and learned ones computed here: use fewer, or no `embedding`",
+    BatchStep.DECODE.value: "sample less of large requests, or send them as binary tensors",
+    BatchStep.ASSEMBLE.value: "slices by a feature of large inputs are computed here",
+    BatchStep.COMPARE.value: "of an embedding the neighbours are, of a text its tokens; see the task options of the model",
+    BatchStep.SLICES.value: "slices are assigned and learned ones computed here: use fewer, or no `embedding`",
 }
 
 
@@ -83,11 +83,11 @@ class ShadowMetrics:
         self._measured: Mapping[tuple[str, Side, str], int] = {}
         self._doubts = meter.counter(telemetry.DOUBTS)
         self._config_warned: set[tuple[str, str]] = set()
-        self._stages: dict[int, tuple[Step, float]] = {}
+        self._stages: dict[int, tuple[BatchStep, float]] = {}
         self.processor_time = ProcessorTime(_HINTS)
         meter.observe(telemetry.STAGE_AGE, self._stage_ages)
 
-    def entered(self, batch: int, stage: Step) -> None:
+    def entered(self, batch: int, stage: BatchStep) -> None:
         """Note that a batch, named by any number of its own, is in a stage from now on."""
         self._stages[batch] = stage, self._clock.monotonic_s()
 
@@ -97,12 +97,14 @@ class ShadowMetrics:
 
     def _stage_ages(self) -> Iterable[tuple[float, telemetry.Labels]]:
         now_s = self._clock.monotonic_s()
-        oldest_s = dict.fromkeys((Step.ASSEMBLE, Step.REPLAY, Step.COMPARE, Step.STORE), now_s)
+        oldest_s = dict.fromkeys(
+            (BatchStep.ASSEMBLE, BatchStep.REPLAY, BatchStep.COMPARE, BatchStep.STORE), now_s
+        )
         for stage, since_s in list(self._stages.values()):
             oldest_s[stage] = min(oldest_s[stage], since_s)
         return [(now_s - since_s, {"stage": stage.value}) for stage, since_s in oldest_s.items()]
 
-    def record_step(self, step: Step, duration_s: float) -> None:
+    def record_step(self, step: BatchStep, duration_s: float) -> None:
         """Record how long a step of a batch, or a fetch, took."""
         self._steps.record(duration_s, {"step": step.value})
 

@@ -28,10 +28,10 @@ from quantdrift.core.stream.connection import Consumer
 from quantdrift.core.stream.consume import Delivery
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.pipeline.in_flight import InFlight, give_back
-from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics, Step
+from quantdrift.shadow.pipeline.metrics import BatchStep, Health, ShadowMetrics
 from quantdrift.shadow.pipeline.queues import BatchQueues
 from quantdrift.shadow.pipeline.stages import TakenMessage
-from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope
+from quantdrift.shadow.pipeline.validate import AttributeRules, StreamedMessage
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.storage.comparisons.rows import Quarantined
@@ -161,13 +161,13 @@ class Reader:
         deliveries = await self._consumer.fetch(wanted, max_bytes=self._fetch_bytes, timeout_s=wait_s)
         self._health.stream_answered()
         fetched_s = self._clock.monotonic_s()
-        with self._meters.processor_time.part(Step.DECODE.value):
+        with self._meters.processor_time.part(BatchStep.DECODE.value):
             messages = [
                 self._classified(delivery) for delivery in deliveries
             ]  # if this fails, they are redelivered, alone
         if deliveries:
-            self._meters.record_step(Step.PULL, fetched_s - began_s)
-            self._meters.record_step(Step.DECODE, self._clock.monotonic_s() - fetched_s)
+            self._meters.record_step(BatchStep.PULL, fetched_s - began_s)
+            self._meters.record_step(BatchStep.DECODE, self._clock.monotonic_s() - fetched_s)
         for delivery in deliveries:
             self._in_flight.add(delivery)
         return messages
@@ -218,7 +218,7 @@ class Reader:
             max_deliveries=self._shadow.max_deliveries,
             references=self._references,
             opened=self._opened,
-            envelope=Envelope(model=self._model, streamed_at=delivery.streamed_at),
+            envelope=StreamedMessage(model=self._model, streamed_at=delivery.streamed_at),
             rules=self._rules,
             dropped=self._meters.attributes_dropped,
         )

@@ -28,12 +28,12 @@ from quantdrift.shadow.pipeline.classify import Case
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper, Offer
 from quantdrift.shadow.pipeline.fair_share import ReadyBatch
 from quantdrift.shadow.pipeline.in_flight import InFlight, acknowledge, give_back
-from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics, Step
+from quantdrift.shadow.pipeline.metrics import BatchStep, Health, ShadowMetrics
 from quantdrift.shadow.pipeline.queues import BatchQueues
 from quantdrift.shadow.pipeline.store import until_stored
 from quantdrift.shadow.pipeline.tracing import Spans
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
-from quantdrift.shadow.replay.noise import Noise
+from quantdrift.shadow.replay.noise import NoiseReplays
 from quantdrift.shadow.replay.replay import Outcome
 from quantdrift.storage.comparisons.rows import StoreBatch, VectorRow, Written
 from quantdrift.storage.comparisons.writer import Writer
@@ -153,15 +153,15 @@ class Stages:
         """Assemble the next batch and pass it on to the replay."""
         ready_batch, messages = await self._queues.take()
         deliveries = tuple(message.delivery for message in messages)
-        self._meters.entered(id(deliveries), Step.ASSEMBLE)
+        self._meters.entered(id(deliveries), BatchStep.ASSEMBLE)
         async with self._release_on_failure(deliveries):
             cases = [message.case for message in messages]
             if messages:
-                self._meters.record_step(Step.WAIT, self._clock.monotonic_s() - messages[0].at_s)
+                self._meters.record_step(BatchStep.WAIT, self._clock.monotonic_s() - messages[0].at_s)
             in_progress = await self._in_thread(
-                self._compare_thread, lambda: self._assessor.begin(cases), Step.ASSEMBLE
+                self._compare_thread, lambda: self._assessor.begin(cases), BatchStep.ASSEMBLE
             )
-            self._meters.entered(id(deliveries), Step.REPLAY)
+            self._meters.entered(id(deliveries), BatchStep.REPLAY)
             await self._to_replay.put(
                 _ToReplay(deliveries=deliveries, in_progress=in_progress, ready_batch=ready_batch)
             )
@@ -180,7 +180,7 @@ class Stages:
                 await give_back(ready.deliveries)
                 self._release(ready.deliveries)
                 return
-            self._meters.entered(id(ready.deliveries), Step.COMPARE)
+            self._meters.entered(id(ready.deliveries), BatchStep.COMPARE)
             outputs, took_s = answered
             await self._to_compare.put(_ToCompare(ready=ready, outputs=outputs, at=at, took_s=took_s))
         await self._replay_again(ready.in_progress)
@@ -193,20 +193,20 @@ class Stages:
             outcomes = await self._in_thread(
                 self._compare_thread,
                 lambda: self._assessor.compare(in_progress, replayed.outputs),
-                Step.COMPARE,
+                BatchStep.COMPARE,
             )
             self._meters.compared(in_progress.prepared, outcomes)
             batch, overflow, over_cap = await self._in_thread(
                 self._compare_thread,
                 lambda: self._store_batch(in_progress, replayed.outputs, outcomes, replayed.at),
-                Step.SLICES,
+                BatchStep.SLICES,
             )
             self._meters.assessed(overflow, over_cap)
             self._meters.config_warned(self._assessor.config_warnings.found)
             numbered = tuple(delivery.numbered for delivery in deliveries if delivery.numbered is not None)
             replay_s = replayed.took_s if in_progress.prepared else None
             batch = msgspec.structs.replace(batch, numbered=numbered, replay_s=replay_s)
-            self._meters.entered(id(deliveries), Step.STORE)
+            self._meters.entered(id(deliveries), BatchStep.STORE)
             outputs = self._kept_outputs(in_progress.prepared, replayed.outputs)
             await self._to_store.put(_ToStore(deliveries=deliveries, batch=batch, outputs=outputs))
 
@@ -225,7 +225,7 @@ class Stages:
                 await give_back(assessed.deliveries)
                 return
             stored_s = self._clock.monotonic_s()
-            self._meters.record_step(Step.STORE, stored_s - began_s)
+            self._meters.record_step(BatchStep.STORE, stored_s - began_s)
             self._health.stored()
             self._meters.stored(assessed.batch, written)
             if quarantined := assessed.batch.quarantined:
@@ -236,7 +236,7 @@ class Stages:
                     quarantined[0].detail,
                 )
             await acknowledge(assessed.deliveries)
-            self._meters.record_step(Step.ACKNOWLEDGE, self._clock.monotonic_s() - stored_s)
+            self._meters.record_step(BatchStep.ACKNOWLEDGE, self._clock.monotonic_s() - stored_s)
             self._offer_exemplars(assessed, written)
             await self._store_vectors_once(assessed.batch.vectors)
         finally:
@@ -328,7 +328,7 @@ class Stages:
     async def _replay(self, ready: _ToReplay) -> tuple[list[Answer], float]:
         in_progress = ready.in_progress
         outputs, took_s = await self._timed_in_thread(
-            self._replay_thread, lambda: self._assessor.replay(in_progress), Step.REPLAY
+            self._replay_thread, lambda: self._assessor.replay(in_progress), BatchStep.REPLAY
         )
         ended = self._clock.now()
         self._queues.charge(ready.ready_batch, took_s if in_progress.prepared else 0.0)
@@ -343,19 +343,21 @@ class Stages:
         if in_progress.prepared and noise.is_due(in_progress.prepared[0]):
             try:
                 await self._in_thread(
-                    self._replay_thread, lambda: _measure_noise(noise, in_progress.prepared[0]), Step.NOISE
+                    self._replay_thread,
+                    lambda: _measure_noise(noise, in_progress.prepared[0]),
+                    BatchStep.NOISE,
                 )
             except BrokenRuntimeError as error:
                 self._on_broken(str(error))
                 raise
         self._meters.measured(noise.counts)
 
-    async def _in_thread(self, thread: Executor, work: Callable[[], Done], step: Step) -> Done:
+    async def _in_thread(self, thread: Executor, work: Callable[[], Done], step: BatchStep) -> Done:
         result, _ = await self._timed_in_thread(thread, work, step)
         return result
 
     async def _timed_in_thread(
-        self, thread: Executor, work: Callable[[], Done], step: Step
+        self, thread: Executor, work: Callable[[], Done], step: BatchStep
     ) -> tuple[Done, float]:
         """Do `work` in a thread, and return its result and its duration in seconds.
 
@@ -405,7 +407,7 @@ class Stages:
         self._queues.done()
 
 
-def _measure_noise(noise: Noise, entry: PreparedExchange) -> None:
+def _measure_noise(noise: NoiseReplays, entry: PreparedExchange) -> None:
     """Measure noise, if it is still due: another batch may have done it first."""
     if noise.is_due(entry):
         noise.replay_due(entry)

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
 from quantdrift.core.config import Secrets
-from quantdrift.core.config.schema import Telemetry
+from quantdrift.core.config.schema import TelemetryOptions
 from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.shadow.replay.exchange import PreparedExchange
 
@@ -53,7 +53,7 @@ class OtlpSpans:
         self._tracer = provider.get_tracer("quantdrift")
 
     @classmethod
-    def to(cls, telemetry: Telemetry, secrets: Secrets, resource: Resource) -> Self:
+    def to(cls, telemetry: TelemetryOptions, secrets: Secrets, resource: Resource) -> Self:
         """Return a recorder that sends to the configured collector; `secrets` holds its headers (tokens)."""
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415 - an extra
             OTLPSpanExporter,

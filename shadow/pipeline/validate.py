@@ -36,7 +36,7 @@ FUTURE: Final = timedelta(hours=1)
 """How far the clock of a sidecar may be ahead of the stream's."""
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+class StreamedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What the stream says of a message, which its content must agree with.
 
     Parameters
@@ -84,7 +84,7 @@ class AttributeRules(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read_exchange(wire: bytes, envelope: Envelope | None = None) -> Exchange:
+def read_exchange(wire: bytes, envelope: StreamedMessage | None = None) -> Exchange:
     """Return the exchange in `wire`, with texts that are safe to store and to show.
 
     Parameters
@@ -144,7 +144,7 @@ def _decode(detail: str) -> QuarantineError:
     return QuarantineError(QuarantineReason.DECODE, detail)
 
 
-def _check_envelope(exchange: Exchange, envelope: Envelope) -> None:
+def _check_envelope(exchange: Exchange, envelope: StreamedMessage) -> None:
     if exchange.model != envelope.model:
         raise QuarantineError(
             QuarantineReason.SUBJECT, "it says another model than the subject that it was published to"

@@ -78,7 +78,7 @@ class _ReplayedSample(NamedTuple):
     outputs: Outputs | QuarantineError
 
 
-class Noise:
+class NoiseReplays:
     """Chooses exchanges, keeps them and replays them again.
 
     The reference's thread calls `timed` and `replay_due`, another thread `choose` and `take`; both may call the rest.

@@ -17,7 +17,7 @@ from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import (
     ExchangeHeads,
     ExchangeRequest,
-    Recheck,
+    RecheckKind,
     Recorder,
     SidecarIdentity,
 )
@@ -63,7 +63,7 @@ class _End(msgspec.Struct, kw_only=True):
     exchange: Exchange | None = None
 
 
-class Pipeline:
+class CapturePipeline:
     """Processes raw exchanges one after the other.
 
     Parameters
@@ -184,7 +184,7 @@ class Pipeline:
         if not meta.origin.allows(asked.model.name):
             return self._deny(meta, asked.model.name)
         recheck = self._recorder.recheck(meta, asked)
-        if recheck is Recheck.FORGED:
+        if recheck is RecheckKind.FORGED:
             self._slot.adjust(Gauge.FORGED_MARKS)
             self._n_forged += 1
             if _is_power_of_two(self._n_forged):
@@ -195,7 +195,7 @@ class Pipeline:
                     HEADER,
                     self._n_forged,
                 )
-        return Gauge.RECHECKS if recheck is Recheck.YES else None
+        return Gauge.RECHECKS if recheck is RecheckKind.YES else None
 
     def _deny(self, meta: RawMeta, model: str) -> Gauge:
         """Log an exchange of a model that its sender may not report on, and return its counter.
@@ -307,7 +307,9 @@ class CaptureService:
         plugins.use(config.plugins)
         recorder = Recorder(live_config, identity, self._policy_history)
         self.unknown_models = UnknownModels(clock)
-        self._pipeline = Pipeline(recorder, self.publisher, slot, live_config.rows, self.unknown_models.count)
+        self._pipeline = CapturePipeline(
+            recorder, self.publisher, slot, live_config.rows, self.unknown_models.count
+        )
         self._senders = [counters.slot(index) for index in range(counters.n_slots - 1)]
         self.receiver = FrameReceiver(config.sidecar, self._handle, self._count_arrived)
         self._epoch = ""

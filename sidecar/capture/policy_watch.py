@@ -14,7 +14,12 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.sampling.pause import KEY as PAUSE
 from quantdrift.core.sampling.pause import Pause, PauseError
 from quantdrift.core.sampling.pause import decode as decode_pause
-from quantdrift.core.sampling.policy_message import POLICY_KEY, PolicyMessage, Refusal, RefusedError
+from quantdrift.core.sampling.policy_message import (
+    POLICY_KEY,
+    PolicyMessage,
+    PolicyRefusal,
+    PolicyRefusedError,
+)
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.sidecar.state.counters import POLICY_REFUSALS, Gauge, Slot
@@ -22,7 +27,7 @@ from quantdrift.sidecar.state.pause import PauseSource, write_pause
 from quantdrift.sidecar.state.policy import PolicyFile, PolicyHistory, check_policy
 
 _TICK_S = 1.0
-_OF_OTHERS = (Refusal.STRATA, Refusal.RATES, Refusal.STALE)
+_OF_OTHERS = (PolicyRefusal.STRATA, PolicyRefusal.RATES, PolicyRefusal.STALE)
 """Why a policy is refused that a monitor with a replay budget made: where this sidecar has none, that is no fault."""
 _LOG = logging.getLogger(__name__)
 
@@ -74,7 +79,7 @@ class PolicyWatcher:
         self._wire = wire
         try:
             message = check_policy(wire, self._config.sampling, self._now_s())
-        except RefusedError as error:
+        except PolicyRefusedError as error:
             if not self._config.sampling.replays_per_s and error.refusal in _OF_OTHERS:
                 self._policy_history.follow(None)
                 self._write_policy_file(None)
@@ -101,7 +106,7 @@ class PolicyWatcher:
             else:
                 _LOG.warning("no policy of the monitor is in effect: the configuration's rates are used")
             if self._has_expired(now_s):
-                self._refuse(Refusal.STALE)
+                self._refuse(PolicyRefusal.STALE)
         epoch = message.policy.epoch if message else ""
         if epoch != self._epoch:
             self._slot.adjust(Gauge.POLICY_CHANGES)
@@ -182,7 +187,7 @@ class PolicyWatcher:
         messages = self._policy_history.known
         return not self._config.sampling.replays_per_s and bool(messages) and messages[0].lag_factor == 1.0
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: PolicyRefusal) -> None:
         self._slot.adjust(POLICY_REFUSALS[refusal])
         self._policy_history.follow(None)
         self._write_policy_file(None)

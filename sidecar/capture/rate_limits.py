@@ -8,7 +8,7 @@ import math
 from typing import Final
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.config.schema import Sampling
+from quantdrift.core.config.schema import SamplingOptions
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.state.counters import Gauge, Slot
 
@@ -126,7 +126,7 @@ class RateLimits:
         Times the limits.
     """
 
-    def __init__(self, sampling: Sampling, slot: Slot, clock: Clock) -> None:
+    def __init__(self, sampling: SamplingOptions, slot: Slot, clock: Clock) -> None:
         self._slot = slot
         self._clock = clock
         self._limits: tuple[float, float] | None = None
@@ -137,7 +137,7 @@ class RateLimits:
         self._admitted = self._judged = self._passed = self._passed_bytes = 0.0
         slot.set(Gauge.REFUSING_UNTIL_NS, 0)
 
-    def reconfigure(self, sampling: Sampling) -> None:
+    def reconfigure(self, sampling: SamplingOptions) -> None:
         """Apply other limits.
 
         Unchanged limits keep their tokens, so that touching the file does not refill them.

@@ -66,7 +66,7 @@ class SidecarIdentity(msgspec.Struct, frozen=True, kw_only=True):
     mark_salt: bytes = b""
 
 
-class Recheck(Enum):
+class RecheckKind(Enum):
     """Whether a request is a recheck, which is not traffic."""
 
     NO = auto()
@@ -247,13 +247,13 @@ class Recorder:
             n_bytes=len(content),
         )
 
-    def recheck(self, meta: RawMeta, asked: ExchangeRequest) -> Recheck:
+    def recheck(self, meta: RawMeta, asked: ExchangeRequest) -> RecheckKind:
         """Return whether a request is a recheck of quantdrift's own, by its mark."""
         mark = asked.heads.request.headers.get(HEADER)
         if mark is None:
-            return Recheck.NO
+            return RecheckKind.NO
         is_valid = self._marks.is_valid(mark, asked.query.inputs, meta.captured_at_ns / 1e9)
-        return Recheck.YES if is_valid else Recheck.FORGED
+        return RecheckKind.YES if is_valid else RecheckKind.FORGED
 
     def record(self, meta: RawMeta, asked: ExchangeRequest, response: bytes | memoryview) -> Exchange | None:
         """Return the record, or None if the second sampling phase drops the exchange.

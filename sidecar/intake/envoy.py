@@ -24,7 +24,7 @@ from quantdrift.core.records import Way
 from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.intake.callers import Callers, CallersFile
 from quantdrift.sidecar.intake.envoy_port import EnvoyPort
-from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Stream, StreamLimits
+from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, ExchangeStream, StreamLimits
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.server_tls import ServerTls
 from quantdrift.sidecar.state.config import LiveConfig
@@ -144,7 +144,7 @@ class ExtProc:
         first = await self._first(messages)
         if not first:
             return
-        stream = Stream(self._gateway, self._limits, origin)
+        stream = ExchangeStream(self._gateway, self._limits, origin)
         try:
             if not stream.take(first):
                 return

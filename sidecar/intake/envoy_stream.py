@@ -95,7 +95,7 @@ class _Half:
         self.state = _State.HEADERS
 
 
-class Stream:
+class ExchangeStream:
     """One stream and its exchange.
 
     `end` must be called after the last message, in any case.

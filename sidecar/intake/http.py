@@ -23,7 +23,7 @@ from aiohttp.web import RequestPayloadError
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.errors import QuantdriftError
-from quantdrift.core.process.http_port import HttpPort, Limits
+from quantdrift.core.process.http_port import HttpPort, PortLimits
 from quantdrift.core.records import Way
 from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.intake.callers import Callers, CallersFile
@@ -38,7 +38,7 @@ _PIECE_BYTES = 100  # memory of a piece of a body in addition to its content
 _READ_S = 60.0  # after this time the sender of a batch is considered stuck
 _END_S = 1.0  # at shutdown, to receive the rest of a body
 # The logger sends all headers of the client in one field.
-_LIMITS = Limits(head_bytes=METADATA_BYTES + 16 * 1024)
+_LIMITS = PortLimits(head_bytes=METADATA_BYTES + 16 * 1024)
 NO_TOKEN = "give the intake's token: Authorization: Bearer TOKEN"  # noqa: S105 - an explanation, not a secret
 _CONTENT_ENCODINGS = frozenset({"identity", "gzip", "deflate"})  # which the server decodes
 MAX_EXCHANGES = 1000

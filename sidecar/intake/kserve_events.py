@@ -35,7 +35,7 @@ class Half(StrEnum):
     RESPONSE = "response"
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class KserveEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The headers of one event.
 
     Parameters
@@ -74,7 +74,7 @@ _UNREADABLE = (
 )  # the last one for documents that are nested too deeply
 
 
-def read_event(headers: Mapping[str, str]) -> Event | None:
+def read_event(headers: Mapping[str, str]) -> KserveEvent | None:
     """Return the event, or None if it is not about inference (outlier and drift detectors send others).
 
     Parameters
@@ -97,7 +97,7 @@ def read_event(headers: Mapping[str, str]) -> Event | None:
     for name in ("traceparent", "content-type"):
         if name in headers:
             request_headers.setdefault(name, headers[name])
-    return Event(
+    return KserveEvent(
         half=Half(kind.removeprefix(_PREFIX)),
         key=(headers.get("Ce-Namespace", ""), service, headers.get("Ce-Component", ""), identifier),
         service=service,
@@ -105,7 +105,7 @@ def read_event(headers: Mapping[str, str]) -> Event | None:
     )
 
 
-def target_of(event: Event, body: bytes) -> str:
+def target_of(event: KserveEvent, body: bytes) -> str:
     """Return the path that the request must have had.
 
     Parameters

@@ -22,9 +22,9 @@ from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.intake.gateway import Gateway, SampledRequest
 from quantdrift.sidecar.intake.http import NO_TOKEN, IntakePort, error_response
 from quantdrift.sidecar.intake.kserve_events import (
-    Event,
     EventError,
     Half,
+    KserveEvent,
     read_event,
     target_of,
     with_json_length,
@@ -224,7 +224,7 @@ class KserveLogger:
             asyncio.get_running_loop().call_soon(self.take, event, body, origin)
         return web.Response()
 
-    def take(self, event: Event, body: bytes | None, origin: Origin) -> None:
+    def take(self, event: KserveEvent, body: bytes | None, origin: Origin) -> None:
         """Pair an event with its other half if that has arrived.
 
         Parameters
@@ -264,7 +264,7 @@ class KserveLogger:
         for dropped in self._pairs.expire(float("inf")):
             self._gateway.lose(dropped.sampled, Loss.TRUNCATED, dropped.body)
 
-    def _sample(self, event: Event, body: bytes | None, origin: Origin) -> PendingRequest | None:
+    def _sample(self, event: KserveEvent, body: bytes | None, origin: Origin) -> PendingRequest | None:
         if body is None:
             self._gateway.count_ignored()
             return None

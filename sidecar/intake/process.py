@@ -43,7 +43,7 @@ class Sockets(NamedTuple):
     directory: Path = Path()
 
 
-class Intake(Protocol):
+class RunningIntake(Protocol):
     """An intake: it takes in exchanges while it is entered."""
 
     async def __aenter__(self) -> Self:
@@ -63,7 +63,7 @@ class Intake(Protocol):
 
 def configured_intakes(
     live_config: LiveConfig, secrets: Secrets, gateway: Gateway, sockets: Sockets, rates: Callable[[], Rates]
-) -> Iterator[Intake]:
+) -> Iterator[RunningIntake]:
     """Yield each intake that is configured.
 
     Parameters
@@ -135,7 +135,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, sockets: Sock
             intake.tick()
 
     ended = Stop()
-    intakes: list[Intake] = []
+    intakes: list[RunningIntake] = []
     tick_task = asyncio.create_task(supervise("the tick", tick, ended))
     deadlines = Deadlines.of(config.sidecar)
     async with AsyncExitStack() as stack:

@@ -151,7 +151,7 @@ _FIELDS = {
 }
 
 
-class Stream(DecodedRequest, frozen=True, kw_only=True):
+class RequestStream(DecodedRequest, frozen=True, kw_only=True):
     """The requests of a stream, concatenated.
 
     Parameters
@@ -209,7 +209,7 @@ class OipGrpc:
 class OipGrpcStream:
     """Decoder of `ModelStreamInfer`, where each request of the stream has one response."""
 
-    def request(self, head: Head, body: bytes, wire: WireContext) -> Stream:
+    def request(self, head: Head, body: bytes, wire: WireContext) -> RequestStream:
         """Return the requests, concatenated.
 
         Raises
@@ -229,7 +229,7 @@ class OipGrpcStream:
         n_rows = tuple(_n_rows(item.inputs) for item in queries)
         if len(queries) > 1 and 0 in n_rows:
             raise LostError(Loss.UNPAIRED, "inputs without a common first dimension")
-        return Stream(
+        return RequestStream(
             inputs=_joined([item.inputs for item in queries]),
             parameters=first.parameters,
             document={
@@ -247,7 +247,7 @@ class OipGrpcStream:
         If every request has its own id, responses are matched by id, else by order: a server that answers
         each request once keeps the order.
         """
-        assert isinstance(query, Stream)
+        assert isinstance(query, RequestStream)
         refuse_error(head)
         stream = _parse(wire_format.StreamResponse, read_messages(head, body, wire.max_bytes))
         if any(item.error_message for item in stream):

@@ -26,7 +26,7 @@ from quantdrift.sidecar.protocols.json_tensors import (
     text_tensor,
     write_json,
 )
-from quantdrift.sidecar.protocols.openai_choices import Generation, numbers
+from quantdrift.sidecar.protocols.openai_choices import JoinedPieces, numbers
 
 _DONE = b"[DONE]"
 _BY_ID = "return_tokens_as_token_ids"
@@ -172,7 +172,7 @@ def _generated(body: bytes, query: DecodedRequest, wire: WireContext) -> Decoded
     The body shows whether it is streamed, because the head may be missing: a JSON object begins with a brace,
     and no line of a stream does.
     """
-    generation = Generation(wire.max_values)
+    generation = JoinedPieces(wire.max_values)
     is_stream = body.lstrip()[:1] != b"{"
     if not is_stream:
         generation.add(read_document(body, wire.max_values))
@@ -193,7 +193,7 @@ def _n_choices(query: DecodedRequest) -> int:
     return _n_texts(query.inputs) * (n if type(n) is int else 1)
 
 
-def _join(body: bytes, generation: Generation, query: DecodedRequest, wire: WireContext) -> None:
+def _join(body: bytes, generation: JoinedPieces, query: DecodedRequest, wire: WireContext) -> None:
     n_values = 0
     for event in read_events(body, _DONE):
         if event.data == _DONE:
@@ -224,7 +224,7 @@ def _vector(embedding: Sequence[float] | str) -> bytes:
     return data
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event.
 
     Parameters
@@ -239,7 +239,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-def read_events(body: bytes, last: bytes) -> Iterator[Event]:
+def read_events(body: bytes, last: bytes) -> Iterator[ServerSentEvent]:
     """Yield the events in `body`.
 
     Lines end with CRLF, LF or CR. Comments, ids and unknown fields are ignored.
@@ -274,9 +274,9 @@ def read_events(body: bytes, last: bytes) -> Iterator[Event]:
             if n_events > _MAX_EVENTS:
                 raise LostError(Loss.TOO_LARGE, f"a stream of more than {_MAX_EVENTS} events")
             check()
-            yield Event(kind=kind, data=b"\n".join(data))
+            yield ServerSentEvent(kind=kind, data=b"\n".join(data))
         kind, data = b"", []
     if data == [last]:
-        yield Event(kind=kind, data=last)
+        yield ServerSentEvent(kind=kind, data=last)
     elif data or (ended and not ended.endswith(b"\n") and not ended.startswith(b":")):
         raise LostError(Loss.TRUNCATED, "a stream ends within an event")

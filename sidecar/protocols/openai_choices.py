@@ -134,7 +134,7 @@ class _Joined:
         call["arguments"].append(function.arguments or "")
 
 
-class Generation:
+class JoinedPieces:
     """Joins the pieces of a response.
 
     Parameters

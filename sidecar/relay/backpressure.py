@@ -27,7 +27,7 @@ SHARED_BUFFER = memoryview(bytearray(MAX_READ_BYTES))
 """The buffer that all ends of a worker read into, one after the other. No data stays in it between reads."""
 
 
-class End(Protocol):
+class EndOperations(Protocol):
     """The operations of a connection's end that backpressure uses."""
 
     def limit(self, n_bytes: int) -> None:
@@ -58,7 +58,7 @@ class Backpressure:
         The part of the shared buffer that the next read of any end goes to; its length limits the read.
     """
 
-    def __init__(self, ends: Callable[[], Iterable[End]], slot: Slot) -> None:
+    def __init__(self, ends: Callable[[], Iterable[EndOperations]], slot: Slot) -> None:
         self.high_bytes = HIGH_WATER_BYTES
         self.read_buffer = SHARED_BUFFER
         self._ends = ends
@@ -72,7 +72,7 @@ class Backpressure:
         if n_connections > self._n_at_limit:
             self._set_limits(n_connections)
 
-    def limit_new(self, end: End) -> None:
+    def limit_new(self, end: EndOperations) -> None:
         """Apply the present limits to an end that has just connected."""
         end.limit(self.high_bytes)
         if self._is_constrained:

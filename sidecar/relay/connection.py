@@ -99,7 +99,7 @@ class ConnectionEnd(asyncio.Protocol):
         "uses_shared_buffer",
     )
 
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: "RelayedConnection") -> None:
         self.connection = connection
         self.transport: asyncio.Transport | None = None
         self.target: asyncio.Transport | None = None
@@ -333,7 +333,7 @@ class SharedReader(asyncio.BufferedProtocol):
 
 
 class Relay:
-    """The set of open connections; it makes a `Connection` for each client.
+    """The set of open connections; it makes a `RelayedConnection` for each client.
 
     Parameters
     ----------
@@ -350,7 +350,7 @@ class Relay:
         self.port = port
         self.scope = scope
         self.loop = loop
-        self.connections: set[Connection] = set()
+        self.connections: set[RelayedConnection] = set()
         self.backpressure = Backpressure(self._ends, scope.slot)
         self.observed = ObserverLimit()
         self.is_observing = True
@@ -359,9 +359,9 @@ class Relay:
 
     def accept(self) -> asyncio.Protocol:
         """Return the protocol of a client that is connecting."""
-        return Connection(self).client
+        return RelayedConnection(self).client
 
-    def opened(self, connection: "Connection") -> None:
+    def opened(self, connection: "RelayedConnection") -> None:
         """Register a new connection."""
         self.connections.add(connection)
         self._empty.clear()
@@ -369,7 +369,7 @@ class Relay:
         self.scope.slot.adjust(Gauge.OPEN)
         self.backpressure.opened(len(self.connections))
 
-    def closed(self, connection: "Connection") -> None:
+    def closed(self, connection: "RelayedConnection") -> None:
         """Remove a connection whose two ends are closed."""
         if connection not in self.connections:
             return
@@ -437,7 +437,7 @@ class Relay:
             yield connection.backend
 
 
-class Connection:
+class RelayedConnection:
     """A client's connection together with its backend connection.
 
     Parameters

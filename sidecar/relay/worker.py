@@ -22,7 +22,7 @@ from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.passed_secrets import variables
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.sidecar.handoff.sender import FrameSender
-from quantdrift.sidecar.relay.connection import Connection, Relay
+from quantdrift.sidecar.relay.connection import Relay, RelayedConnection
 from quantdrift.sidecar.relay.listener import Listener
 from quantdrift.sidecar.relay.observing.live_scope import LiveScope
 from quantdrift.sidecar.state.counters import Gauge
@@ -56,7 +56,9 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
     live_scope = LiveScope(child, secrets.salt, SystemClock())
     backend = read_address(options.backend)
     relay = Relay(backend.host, backend.port, live_scope.scope, loop)
-    watchdog = Watchdog(Connection.find_observer_call, lambda: loop.call_soon(relay.stop_observing), loop)
+    watchdog = Watchdog(
+        RelayedConnection.find_observer_call, lambda: loop.call_soon(relay.stop_observing), loop
+    )
     listening_socket = socket.socket(fileno=child.start.listen_fd)
     listener = Listener(listening_socket, relay, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from quantdrift.core.config.schema import Sampling
+from quantdrift.core.config.schema import SamplingOptions
 from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import epoch_salt, uniform
 from quantdrift.sidecar.state.policy import PolicyHistory
@@ -170,7 +170,7 @@ class Sampler:
 
     def __init__(
         self,
-        sampling: Sampling,
+        sampling: SamplingOptions,
         secret: bytes,
         exchange_ids: ExchangeIds,
         now_s: float,

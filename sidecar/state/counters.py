@@ -12,7 +12,7 @@ from enum import IntEnum, StrEnum
 from typing import NamedTuple, Self
 
 from quantdrift.core.records import Loss, ModelCount, StratumCount
-from quantdrift.core.sampling.policy_message import Refusal
+from quantdrift.core.sampling.policy_message import PolicyRefusal
 
 
 class Gauge(IntEnum):
@@ -117,11 +117,11 @@ N_GAUGES = 48  # spare ones for later versions
 MAX_ROWS = 4096
 
 POLICY_REFUSALS = {
-    Refusal.UNREADABLE: Gauge.POLICY_UNREADABLE,
-    Refusal.STALE: Gauge.POLICY_STALE,
-    Refusal.EARLY: Gauge.POLICY_EARLY,
-    Refusal.STRATA: Gauge.POLICY_STRATA,
-    Refusal.RATES: Gauge.POLICY_RATES,
+    PolicyRefusal.UNREADABLE: Gauge.POLICY_UNREADABLE,
+    PolicyRefusal.STALE: Gauge.POLICY_STALE,
+    PolicyRefusal.EARLY: Gauge.POLICY_EARLY,
+    PolicyRefusal.STRATA: Gauge.POLICY_STRATA,
+    PolicyRefusal.RATES: Gauge.POLICY_RATES,
 }
 
 INTAKE_DENIALS = {

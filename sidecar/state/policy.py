@@ -18,12 +18,12 @@ from typing import TypeVar
 
 import msgspec
 
-from quantdrift.core.config.schema import Sampling
+from quantdrift.core.config.schema import SamplingOptions
 from quantdrift.core.records import HeaderStratum, Policy
 from quantdrift.core.sampling.policy_message import (
     PolicyMessage,
-    Refusal,
-    RefusedError,
+    PolicyRefusal,
+    PolicyRefusedError,
     decode_policy_message,
     encode,
     is_central,
@@ -54,13 +54,13 @@ class PolicyHistory:
         that lowers all of them by one factor is put into effect, because the shadow does not keep up.
     """
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: SamplingOptions) -> None:
         self._sampling = sampling
-        self._earlier: OrderedDict[str, Sampling] = OrderedDict()
+        self._earlier: OrderedDict[str, SamplingOptions] = OrderedDict()
         self._known: OrderedDict[str, PolicyMessage] = OrderedDict()
         self._current: PolicyMessage | None = None
 
-    def reconfigure(self, sampling: Sampling) -> None:
+    def reconfigure(self, sampling: SamplingOptions) -> None:
         """Apply another configuration's rates; the earlier ones stay known by their epochs."""
         if sampling == self._sampling:
             return
@@ -132,7 +132,7 @@ def _remember(known: OrderedDict[str, _T], name: str, value: _T) -> None:
         known.popitem(last=False)
 
 
-def check_policy(wire: bytes, sampling: Sampling, now_s: float) -> PolicyMessage:
+def check_policy(wire: bytes, sampling: SamplingOptions, now_s: float) -> PolicyMessage:
     """Decode a policy message and return it if it may be put into effect.
 
     Parameters
@@ -153,41 +153,47 @@ def check_policy(wire: bytes, sampling: Sampling, now_s: float) -> PolicyMessage
     policy = message.policy
     own = policy_of(sampling, "").header_strata
     if _without_rates(policy.header_strata) != _without_rates(own):
-        raise RefusedError(
-            Refusal.STRATA,
+        raise PolicyRefusedError(
+            PolicyRefusal.STRATA,
             "its header strata are not this configuration's: give sidecars and monitor the same [sampling] and [[slices]]",
         )
     rates = [header.rate for header in policy.header_strata] + [body.rate for body in policy.body_strata]
     if not all(0.0 <= rate <= 1.0 for rate in rates):
-        raise RefusedError(Refusal.RATES, "a rate is not between 0 and 1")
+        raise PolicyRefusedError(PolicyRefusal.RATES, "a rate is not between 0 and 1")
     if not policy.body_strata or policy.body_strata[-1].where:
-        raise RefusedError(Refusal.RATES, "it has no base rate")
+        raise PolicyRefusedError(PolicyRefusal.RATES, "it has no base rate")
     least = LEAST_RATIO * min((stratum.rate for stratum in own if stratum.rate > 0), default=0.0)
     if policy.body_strata[-1].rate < least * (sampling.body_rate > 0) or any(
         stratum.rate < LEAST_RATIO * configured.rate
         for stratum, configured in zip(policy.header_strata, own, strict=True)
     ):
-        raise RefusedError(Refusal.RATES, "it leaves nearly nothing of what the configuration samples")
+        raise PolicyRefusedError(
+            PolicyRefusal.RATES, "it leaves nearly nothing of what the configuration samples"
+        )
     excluded = {s.name for s in sampling.header_strata if s.rate == 0} | (
         {"default"} if sampling.rate == 0 else set()
     )
     if any(stratum.rate > 0 and stratum.name in excluded for stratum in policy.header_strata):
-        raise RefusedError(Refusal.RATES, "it samples a stratum whose rate is 0 in the configuration")
+        raise PolicyRefusedError(
+            PolicyRefusal.RATES, "it samples a stratum whose rate is 0 in the configuration"
+        )
     if not message.valid_s <= LONGEST_VALID_S:
-        raise RefusedError(
-            Refusal.LASTS, f"it is for {message.valid_s:g} s, and {LONGEST_VALID_S:g} s are allowed"
+        raise PolicyRefusedError(
+            PolicyRefusal.LASTS, f"it is for {message.valid_s:g} s, and {LONGEST_VALID_S:g} s are allowed"
         )
     if message.issued_at.timestamp() > now_s + _EARLY_S:
-        raise RefusedError(
-            Refusal.EARLY,
+        raise PolicyRefusedError(
+            PolicyRefusal.EARLY,
             f"issued at {message.issued_at}, in the future: correct the clock of the monitor or of this pod",
         )
     if not message.holds(now_s):
-        raise RefusedError(Refusal.STALE, f"issued at {message.issued_at} for {message.valid_s:g} s")
+        raise PolicyRefusedError(
+            PolicyRefusal.STALE, f"issued at {message.issued_at} for {message.valid_s:g} s"
+        )
     return message
 
 
-def _only_lowers(message: PolicyMessage, sampling: Sampling) -> bool:
+def _only_lowers(message: PolicyMessage, sampling: SamplingOptions) -> bool:
     """Return whether a message has the configuration's rates, all times a factor below 1."""
     if not message.lag_factor < 1:
         return False
@@ -257,7 +263,7 @@ class PolicyFile:
                     policy_history.remember(decode_policy_message(wire))
             if content.follow and content.messages:
                 policy_history.follow(decode_policy_message(content.messages[0]))
-        except RefusedError as error:
+        except PolicyRefusedError as error:
             _LOG.warning(
                 "the policy in the file %s is refused, the configuration's rates are in effect: %s",
                 self._file.path,

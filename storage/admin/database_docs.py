@@ -191,7 +191,7 @@ order by hour, stratum;
 """
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
+class DocumentedColumn(msgspec.Struct, frozen=True, kw_only=True):
     """A column and its comment; `target` is the table that it points to, if any."""
 
     name: str
@@ -208,14 +208,14 @@ class Relation(msgspec.Struct, frozen=True, kw_only=True):
     is_view: bool
     comment: str
     primary_key: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[DocumentedColumn, ...]
 
 
 async def relations(connection: AsyncConnection) -> list[Relation]:
     """Return every table and view with its comments, by name."""
-    columns: dict[str, list[Column]] = {}
+    columns: dict[str, list[DocumentedColumn]] = {}
     for row in (await connection.execute(_COLUMNS)).mappings():
-        column = Column(
+        column = DocumentedColumn(
             name=row["name"],
             type=row["type"],
             is_nullable=row["is_nullable"],
@@ -258,11 +258,11 @@ def _section(relation: Relation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _type(column: Column) -> str:
+def _type(column: DocumentedColumn) -> str:
     return column.type + (", null" if column.is_nullable else "")
 
 
-def _meaning(column: Column) -> str:
+def _meaning(column: DocumentedColumn) -> str:
     text_ = column.comment.replace("|", "\\|").replace("<", "&lt;")
     return text_ + (f" Points to [`{column.target}`](#{column.target})." if column.target else "")
 

@@ -404,7 +404,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+class AlertDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """A change of an alert that waits for the webhook.
 
     Parameters
@@ -654,12 +654,12 @@ async def current_alerts(
     return current, [(alerts[end.alert_id], end) for end in ended]
 
 
-async def due_deliveries(connection: AsyncConnection, most: int) -> list[Delivery]:
+async def due_deliveries(connection: AsyncConnection, most: int) -> list[AlertDelivery]:
     """Return what the webhook should get now, what waits longest first."""
     rows = (await connection.execute(_DUE, {"most": most})).mappings().all()
     alerts = await alerts_by_id(connection, {row["alert_id"] for row in rows})
     return [
-        Delivery(
+        AlertDelivery(
             id=row["id"],
             attempts=row["attempts"],
             change=_change(row),

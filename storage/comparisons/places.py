@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.core.admission import COUNTERS_PER_PLACE, MOST_VERSIONS, Shares
+from quantdrift.core.admission import COUNTERS_PER_PLACE, MOST_VERSIONS, ShareSketch
 from quantdrift.core.records import UNVERIFIED, Predicate
 from quantdrift.core.slices import OTHER, SliceKey, ValueRules
 from quantdrift.storage.comparisons.rows import ComparedExchange, StoreBatch, VersionKey
@@ -100,7 +100,7 @@ class SharesRow(msgspec.Struct, kw_only=True):
     model: str
     source: str
     places: int
-    shares: Shares
+    shares: ShareSketch
     keys: dict[str, SliceKey]
     reserved: list[str]
     now: datetime
@@ -111,7 +111,7 @@ async def read_shares(connection: AsyncConnection, model: str, source: str) -> S
     row = (await connection.execute(_READ, {"model": model, "source": source})).mappings().one_or_none()
     if row is None:
         return None
-    shares = Shares(
+    shares = ShareSketch(
         COUNTERS_PER_PLACE * row["places"],
         {entry["predicate"]: entry["weight"] for entry in row["counts"]},
         row["total"],
@@ -306,7 +306,7 @@ class _Counted:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.shares = Shares(COUNTERS_PER_PLACE * most)
+        self.shares = ShareSketch(COUNTERS_PER_PLACE * most)
         self.keys: dict[str, SliceKey] = {}
 
     def add(self, key: SliceKey, weight: float) -> None:

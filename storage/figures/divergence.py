@@ -30,7 +30,7 @@ from quantdrift.storage import snapshot
 from quantdrift.storage.figures.estimates import (
     MORE_MEASURES,
     ROLL_UP,
-    Side,
+    SummedVersion,
     cluster_sums,
     sums_of_clusters,
     sums_of_roll_up,
@@ -142,7 +142,7 @@ class Divergence(SnapshotReader):
         """
         if window.grain is Grain.ITEM:
             sides = [
-                Side(version_id=version, begin=window.begin, end=window.end, cap=cap)
+                SummedVersion(version_id=version, begin=window.begin, end=window.end, cap=cap)
                 for version, cap in caps.items()
             ]
             clusters = await cluster_sums(
@@ -184,7 +184,7 @@ class Divergence(SnapshotReader):
         named = {f"named_{number}": signal for number, signal in enumerate(signals)}
         clusters = await cluster_sums(
             self._connection,
-            [Side(version_id=ids[0], begin=window.begin, end=window.end, cap=1.0)],
+            [SummedVersion(version_id=ids[0], begin=window.begin, end=window.end, cap=1.0)],
             slice_ids=[ids[1]],
             width=width,
             measures=MEASURES | {name: value_of(signal) for name, signal in named.items()},

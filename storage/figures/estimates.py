@@ -55,7 +55,7 @@ _SIDES: Final = """
 """
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class SummedVersion(msgspec.Struct, frozen=True, kw_only=True):
     """A version with the time of which its comparisons are summed, [begin, end), and the cap of its divergence."""
 
     version_id: int
@@ -272,7 +272,7 @@ def statement(
 
 async def cluster_sums(
     connection: AsyncConnection,
-    sides: Sequence[Side],
+    sides: Sequence[SummedVersion],
     *,
     slice_ids: Sequence[int] | None = None,
     width: timedelta | None = None,
@@ -296,8 +296,8 @@ async def cluster_sums(
 
 async def pair_sums(
     connection: AsyncConnection,
-    old: Sequence[Side],
-    new: Sequence[Side],
+    old: Sequence[SummedVersion],
+    new: Sequence[SummedVersion],
     *,
     slice_ids: Sequence[int] | None = None,
 ) -> list[SliceClusters]:
@@ -315,7 +315,7 @@ async def pair_sums(
 
 async def _read(
     connection: AsyncConnection,
-    sides: Sequence[Side],
+    sides: Sequence[SummedVersion],
     query: str,
     measures: Mapping[str, str],
     slice_ids: Sequence[int] | None,

@@ -6,7 +6,7 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.storage.fold_rows import Circumstances, Quarantined, ShareHour, ShareQuestion
+from quantdrift.storage.fold_rows import Circumstances, QuarantineCount, ShareHour, ShareQuestion
 from quantdrift.storage.pauses import paused
 
 # Of a model whose name could not be read nothing can be said.
@@ -53,7 +53,7 @@ async def read_circumstances(connection: AsyncConnection, max_share: float) -> C
     rows = (await connection.execute(_QUARANTINED)).all()
     return Circumstances(
         paused=await paused(connection, max_share),
-        quarantined={model: Quarantined(n=n, reason=reason) for model, n, reason in rows},
+        quarantined={model: QuarantineCount(n=n, reason=reason) for model, n, reason in rows},
     )
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import UNANSWERED, Loss, Policy, Predicate, Verdict
 from quantdrift.storage.fold.discovery_log import follow, followed, lapsed, retired
-from quantdrift.storage.fold.reading_order import ReadingOrder, Stretch, Waiting, closed_up
+from quantdrift.storage.fold.reading_order import ReadingOrder, Stretch, WaitingBatch, closed_up
 from quantdrift.storage.fold.undeclared_sessions import found_sessions
 from quantdrift.storage.fold_rows import (
     RETIRED_AFTER,
@@ -462,11 +462,11 @@ async def _mark(
         return list(numbered)
     wanted = {"models": list(of_model), "last": last, "worker": _MONITOR}
     lasts: dict[str, tuple[Stretch, int]] = {}
-    waiting: dict[str, list[Waiting]] = {}
+    waiting: dict[str, list[WaitingBatch]] = {}
     for row in (await connection.execute(_WAITING, wanted)).mappings():
         lasts[row["model"]] = _stretch(row), to_us(row["last_stored_at"])
         if row["fold_seq"] is not None:
-            batch = Waiting(row["fold_seq"], to_us(row["stored_at"]), to_us(row["captured_to"]))
+            batch = WaitingBatch(row["fold_seq"], to_us(row["stored_at"]), to_us(row["captured_to"]))
             waiting.setdefault(row["model"], []).append(batch)
     marks: dict[str, list[Any]] = {name: [] for name in ("ids", "after", "until", "rest", "horizon", "from")}
     for model, rows in of_model.items():

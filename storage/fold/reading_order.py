@@ -91,7 +91,7 @@ def closed_up(places_us: Sequence[int], late: Sequence[bool], after_us: int) -> 
     ]
 
 
-class Waiting(NamedTuple):
+class WaitingBatch(NamedTuple):
     """A numbered batch whose captures are not all folded yet: number, time of storing and latest capture."""
 
     fold_seq: int
@@ -114,7 +114,7 @@ class ReadingOrder:
     """
 
     def __init__(
-        self, horizon_us: int, last: tuple[Stretch, int] | None = None, waiting: Iterable[Waiting] = ()
+        self, horizon_us: int, last: tuple[Stretch, int] | None = None, waiting: Iterable[WaitingBatch] = ()
     ) -> None:
         self._shortest_us = horizon_us
         self._last = None if last is None else last[0]

@@ -20,7 +20,7 @@ from deploy.images.build import ROOT, build
 from quantdrift.demo.model import CANDIDATE, NAME
 from quantdrift.demo.scans import Scans
 from quantdrift.demo.services import VERSION, Ports, child
-from quantdrift.demo.traffic import Traffic
+from quantdrift.demo.traffic import DemoTraffic
 from tests.support.image_root import can_mount, environment, running
 
 pytestmark = [
@@ -140,7 +140,7 @@ async def test_the_demos_roles_run_from_their_images(
                 await _until_ready(admin[role], processes[role], tmp_path / f"{role}.log")
                 _LOG.info("%s is ready after %.1f s", role, time.monotonic() - began)
             _, held_out = Scans.bundled()
-            traffic = Traffic(
+            traffic = DemoTraffic(
                 f"http://127.0.0.1:{ports.sidecar}", held_out, 1, rate_per_s=40, archive_share=0.2
             )
             sending = asyncio.create_task(traffic.run())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser
 
-from quantdrift.show.charts import LETTER, Mark, Point, bars, line
+from quantdrift.show.charts import LETTER, Point, VerticalLine, bars, line
 
 pytestmark = pytest.mark.browser
 
@@ -36,7 +36,7 @@ def _plots() -> str:
         width = span / 40
         points = [Point(BEGIN + n * width, 0.002 + 0.0003 * (n % 7), 0.001, 0.01) for n in range(40)]
         marks = [
-            Mark(
+            VerticalLine(
                 at=BEGIN + span * n / 9,
                 kind=("release", "onset", "alert", "decision")[n % 4],
                 text=f"int8-{n} released",

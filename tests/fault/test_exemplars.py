@@ -30,7 +30,7 @@ from quantdrift.core.sealing import envelope_of
 from quantdrift.core.stream import config as stream_config
 from quantdrift.core.stream.config import EXEMPLARS_EACH
 from quantdrift.core.stream.connection import Consumer, Queue
-from quantdrift.core.stream.exemplars import Kept, delete_exemplars, kept_exemplars
+from quantdrift.core.stream.exemplars import KeptExemplar, delete_exemplars, kept_exemplars
 from quantdrift.release.diagnose.exemplars import exemplars, opener
 from quantdrift.shadow.pipeline import exemplars as keeping
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper, Offer, Sink
@@ -102,7 +102,7 @@ async def all_compared(dsn: str, number: int) -> None:
     assert await n_compared(dsn) == number
 
 
-async def kept_of(queue: Queue) -> list[Kept]:
+async def kept_of(queue: Queue) -> list[KeptExemplar]:
     """Return what is kept, with its payload."""
     return [one async for one in kept_exemplars(queue, payload=True)]
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Reference, Sampling
+from quantdrift.core.config.schema import Config, Model, Reference, SamplingOptions
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import Stop
@@ -80,7 +80,7 @@ def config(tmp_path: Path, nats_url: str) -> Config:
     found = worker_config(nats_url, models, ack_wait_s=2.0)
     return msgspec.structs.replace(
         found,
-        sampling=Sampling(max_exchanges_per_s=1e6),
+        sampling=SamplingOptions(max_exchanges_per_s=1e6),
     )
 
 

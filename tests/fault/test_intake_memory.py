@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config.schema import MIB, Config, Intake, Sampling, Sidecar
+from quantdrift.core.config.schema import MIB, Config, Intake, SamplingOptions, Sidecar
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.handoff.frame import RawMeta, frame
 from quantdrift.sidecar.intake.callers import CallersFile
@@ -46,7 +46,7 @@ class Bench:
         self.config = Config(
             sidecar=Sidecar(max_exchange_bytes=2 * MIB, max_held_bytes=8 * MIB),
             intake=Intake(max_pending_bytes=LIMIT, **intake),  # type: ignore[arg-type]
-            sampling=Sampling(rate=1.0),
+            sampling=SamplingOptions(rate=1.0),
         )
         self.slot: Slot = Counters.create(1, 4).slot(0)
         self.frames: list[bytes] = []

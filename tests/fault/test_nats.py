@@ -17,12 +17,11 @@ import psutil
 import pytest
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config.schema import Config, Model, Sampling, Sidecar, Stream
+from quantdrift.core.config.schema import Config, Model, SamplingOptions, Sidecar, Stream
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import Stop
-from quantdrift.core.records import Exchange, Loss, Policy, Tensor
-from quantdrift.core.records import Sampling as Taken
+from quantdrift.core.records import Exchange, Loss, Policy, Sampling, Tensor
 from quantdrift.core.stream.connection import Queue
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge
@@ -43,7 +42,7 @@ def exchange(number: int, n_bytes: int = 1000) -> Exchange:
         protocol="test",
         inputs=(Tensor(name="x", datatype="UINT8", shape=(n_bytes,), data=bytes(n_bytes)),),
         outputs=(),
-        sampling=Taken(
+        sampling=Sampling(
             policy=POLICY, header_stratum="default", body_stratum="default", pi1=1, pi2=1, u1=0.25, u2=0.25
         ),
     )
@@ -68,7 +67,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(server: Na
     config = Config(
         models=(Model(name="m"),),
         stream=Stream(url=server.url),
-        sampling=Sampling(max_exchanges_per_s=1e6),
+        sampling=SamplingOptions(max_exchanges_per_s=1e6),
     )
     counters = Counters.create(1, 1)
     slot = counters.slot(0)
@@ -134,7 +133,7 @@ async def test_without_a_server_the_queue_is_bounded_and_the_rest_is_counted(tmp
         models=(Model(name="m"),),
         stream=Stream(url=server.url),
         sidecar=Sidecar(max_held_bytes=2 * 50_000, max_exchange_bytes=10_000),
-        sampling=Sampling(max_exchanges_per_s=1e6),
+        sampling=SamplingOptions(max_exchanges_per_s=1e6),
     )
     slot = Counters.create(1, 1).slot(0)
     publisher = Publisher(config, slot, SystemClock())
@@ -207,7 +206,7 @@ async def test_a_full_stream_and_a_large_exchange_are_counted_by_name(nats_url: 
     """Refused by the stream is `stream_full`, above its payload limit `too_large`; nothing is tried again."""
     config = Config(
         stream=Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}", max_bytes=20_000),
-        sampling=Sampling(max_exchanges_per_s=1e6),
+        sampling=SamplingOptions(max_exchanges_per_s=1e6),
     )
     slot = Counters.create(1, 1).slot(0)
     publisher = Publisher(config, slot, SystemClock())

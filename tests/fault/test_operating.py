@@ -13,7 +13,7 @@ import pytest
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
-from quantdrift.core.config.schema import Config, Sampling, Stream
+from quantdrift.core.config.schema import Config, SamplingOptions, Stream
 from quantdrift.core.process.log_file import MOST_BYTES, keep_small
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import Stop
@@ -64,7 +64,7 @@ async def test_a_full_stream_is_a_warning_with_the_model_and_the_reason(
     """One line tells what to change; the age of the oldest exchange that waits is 0 again once none does."""
     config = Config(
         stream=Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}", max_bytes=4_000),
-        sampling=Sampling(max_exchanges_per_s=1e6),
+        sampling=SamplingOptions(max_exchanges_per_s=1e6),
     )
     slot, stop = Counters.create(1, 1).slot(0), Stop()
     publisher = Publisher(config, slot, SystemClock())

@@ -13,7 +13,7 @@ import pytest
 from quantdrift.cli.config_summary import WAITING_BYTES
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.relay import backpressure
-from quantdrift.sidecar.relay.connection import Connection, Relay
+from quantdrift.sidecar.relay.connection import Relay, RelayedConnection
 from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.http2.frames import PREFACE
 from quantdrift.sidecar.relay.listener import Listener
@@ -371,7 +371,10 @@ async def test_an_observer_that_does_not_come_to_an_end_is_cut_off(monkeypatch: 
     async with rig(bench, echo) as at:
         loop = asyncio.get_running_loop()
         watchdog = Watchdog(
-            Connection.find_observer_call, lambda: loop.call_soon(at.relay.stop_observing), loop, cpu_s=0.1
+            RelayedConnection.find_observer_call,
+            lambda: loop.call_soon(at.relay.stop_observing),
+            loop,
+            cpu_s=0.1,
         )
         watchdog.start()
         try:
@@ -405,7 +408,7 @@ async def test_what_is_slow_and_no_observer_is_not_cut() -> None:
     bench = Bench()
     async with rig(bench, echo) as at:
         watchdog = Watchdog(
-            Connection.find_observer_call, lambda: None, asyncio.get_running_loop(), cpu_s=0.02
+            RelayedConnection.find_observer_call, lambda: None, asyncio.get_running_loop(), cpu_s=0.02
         )
         watchdog.start()
         try:

@@ -27,7 +27,7 @@ from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service
 from opentelemetry.sdk.resources import Resource
 
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Model, Reference, Stream, Telemetry
+from quantdrift.core.config.schema import Model, Reference, Stream, TelemetryOptions
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.nats_server import find_program
 from quantdrift.core.process.run import Stop
@@ -408,7 +408,7 @@ def test_a_new_token_of_the_collector_is_read_from_its_file(tmp_path: Path) -> N
         id=1, attempts=0, at_us=1, from_verdict=Verdict.OK, to_verdict=Verdict.FIRING, details={}
     )
     with running(collector) as port:
-        telemetry = Telemetry(otlp_endpoint=f"http://127.0.0.1:{port}")
+        telemetry = TelemetryOptions(otlp_endpoint=f"http://127.0.0.1:{port}")
         exporter = OtlpEvents(telemetry, secrets, Resource.create({}))
         assert not exporter.send(event)
         collector.token = "second"

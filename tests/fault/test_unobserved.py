@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from quantdrift.core.config import Sampling
+from quantdrift.core.config import SamplingOptions
 from quantdrift.core.config.schema import Monitor
 from quantdrift.core.records import HeaderStratum, Loss, Verdict
 from quantdrift.drift.watch import Phase
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.fault
 
 HELLO = b"\x16\x03\x01\x02\x00" + bytes(200)
 RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)
-SCANNER = Sampling(
+SCANNER = SamplingOptions(
     rate=1.0, header_strata=(HeaderStratum(name="scanner", headers={"x-scanner": "1"}, rate=1.0),)
 )
 ROWS = (Row("scanner"), Row("default"))
@@ -123,7 +123,7 @@ async def test_rubbish_that_the_backend_refuses_is_no_request() -> None:
 @on_both_loops
 async def test_of_unobserved_requests_the_same_share_is_lost_as_is_sampled_of_others() -> None:
     """A rate of 0 takes none of them."""
-    bench = Bench(Sampling(rate=0.0))
+    bench = Bench(SamplingOptions(rate=0.0))
     async with rig(bench, serve) as at:
         await send(at.port, HELLO, *[RECORD] * 10)
         await at.quiet()

@@ -19,7 +19,7 @@ from sqlalchemy import text
 
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Web
-from quantdrift.core.process.http_port import HttpPort, Limits
+from quantdrift.core.process.http_port import HttpPort, PortLimits
 from quantdrift.show.page.labels import MOST_BYTES, MOST_ROWS
 from quantdrift.show.page.request import OPERATOR as OPERATOR_DATABASE
 from quantdrift.show.page.server import application, page_port
@@ -344,7 +344,7 @@ async def test_a_load_that_waits_delays_no_acknowledgement_and_no_second_load_wa
     try:
         async with Database(dsn) as database:
             app = application(config, secrets, database)
-            port = HttpPort(app, Limits(), handler_cancellation=True, shutdown_timeout=1.0)
+            port = HttpPort(app, PortLimits(), handler_cancellation=True, shutdown_timeout=1.0)
             url = f"http://127.0.0.1:{await port.open(('127.0.0.1', 0))}/api/v1"
             try:
                 async with holder.transaction():

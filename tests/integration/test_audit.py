@@ -16,7 +16,7 @@ from opentelemetry._logs import LogRecord
 
 from quantdrift.core.clock import Clock, ManualClock, SystemClock
 from quantdrift.core.codec import encode as encode_record
-from quantdrift.core.config.schema import Config, Model, Sampling, Stream
+from quantdrift.core.config.schema import Config, Model, SamplingOptions, Stream
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.process_state import StateReports
@@ -27,7 +27,7 @@ from quantdrift.core.stream.keyvalue import Entry as BucketEntry
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.stream.tallies import read_tally
 from quantdrift.monitor.audit import MOST_OF_ONE, MOST_REPORTED, Auditor
-from quantdrift.storage.audit import Action, Head, add, entries, newest, verify
+from quantdrift.storage.audit import Action, ChainHead, add, entries, newest, verify
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import unfenced
@@ -89,7 +89,7 @@ async def changed(record: asyncpg.Connection, statement: str) -> None:
 async def problems(database: Database, head: str = "") -> list[tuple[int, str]]:
     """Return what a verification finds."""
     async with database.begin() as connection:
-        verified = await verify(connection, Head.parse(head) if head else None)
+        verified = await verify(connection, ChainHead.parse(head) if head else None)
     return [(finding.seq, finding.problem) for finding in verified.findings]
 
 
@@ -275,7 +275,7 @@ async def test_a_cut_tail_and_a_chain_that_was_written_again_are_found_by_a_head
     ((seq, text),) = await problems(database, head)
     assert (seq, "another hash than when its head was kept" in text) == (6, True)
     with pytest.raises(OperatorError, match="is not a head of the audit"):
-        Head.parse("6:xyz")
+        ChainHead.parse("6:xyz")
 
 
 async def test_concurrent_writers_keep_the_chain(postgres_dsn: str, database: Database) -> None:
@@ -483,7 +483,7 @@ async def test_the_monitor_adds_its_configuration_once_and_says_what_changed(dat
 
 def report_of(source: str, sequence: int, rate: float, pause: Pause | None = None) -> Tally:
     """Return a tally of a sidecar that says its configuration and its pause."""
-    config = Config(sampling=Sampling(rate=rate), stream=Stream(url="nats://u:canary@h:1"))
+    config = Config(sampling=SamplingOptions(rate=rate), stream=Stream(url="nats://u:canary@h:1"))
     return Tally(
         source=source,
         boot="b" * 32,

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from quantdrift.core.config.schema import Budget, Model
 from quantdrift.core.errors import OperatorError
-from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
+from quantdrift.monitor.baselines.decisions import DecisionScope, accept, freeze_or_keep
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.audit import Action
 from quantdrift.storage.baselines import BaselineDecision, decide, rows_since
@@ -297,7 +297,7 @@ async def test_what_the_monitor_could_not_follow_is_refused_by_name(
     """A version that it has not seen, has no reference for or watches no more: nothing is recorded, and why is said."""
 
     async def accepted(version: str = "1", *slices: str) -> list[tuple[str, str, bool]]:
-        scope = Scope(model="digits", version=version, slices=slices)
+        scope = DecisionScope(model="digits", version=version, slices=slices)
         found = await accept(database, WIDE, scope, since=None, until=None, progress=lambda _: None)
         return [(one.slice, one.kind, one.recorded) for one in found]
 
@@ -317,7 +317,9 @@ async def test_what_the_monitor_could_not_follow_is_refused_by_name(
         ("scanner=faint", "change", False),
     ]
     with pytest.raises(OperatorError, match="has a baseline and is still watched"):
-        await freeze_or_keep(database, Scope(model="digits", slices=("scanner=faint",)), Source.FROZEN)
+        await freeze_or_keep(
+            database, DecisionScope(model="digits", slices=("scanner=faint",)), Source.FROZEN
+        )
     code, out, err = await typed(
         postgres_dsn, tmp_path, "accept", "--model", "digits", "--slice", "scanner=faint"
     )

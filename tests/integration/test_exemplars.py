@@ -26,7 +26,7 @@ from quantdrift.core.stream import config as stream_config
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.config import EXEMPLAR_AGE_S, EXEMPLARS_EACH
 from quantdrift.core.stream.connection import Queue
-from quantdrift.core.stream.exemplars import Kept, kept_exemplars
+from quantdrift.core.stream.exemplars import KeptExemplar, kept_exemplars
 from quantdrift.release.diagnose.exemplars import exemplars, opener, waiting
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper, Offer
 from tests.support.commands import invoked
@@ -104,7 +104,7 @@ async def _until(ask: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def kept_of(queue: Queue, slice_name: str = "", *, payload: bool = False) -> list[Kept]:
+async def kept_of(queue: Queue, slice_name: str = "", *, payload: bool = False) -> list[KeptExemplar]:
     """Return what is kept."""
     return [one async for one in kept_exemplars(queue, slice_name=slice_name, payload=payload)]
 

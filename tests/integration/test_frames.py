@@ -19,7 +19,7 @@ import pytest
 
 from quantdrift import frames
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.frames.connection import Connection
+from quantdrift.frames.connection import SnapshotConnection
 from quantdrift.frames.export import Day, Request, days_of, export
 from tests.support.commands import invoked
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
@@ -163,7 +163,7 @@ def test_a_query_of_ones_own_reads_and_changes_nothing(dsn: str) -> None:
             with pytest.raises(OperatorError, match=message):
                 drift.sql(query)
         assert drift.sql("select 1 as one")["one"].to_pylist() == [1]
-    slow = Connection(dsn, statement_timeout=timedelta(milliseconds=50))
+    slow = SnapshotConnection(dsn, statement_timeout=timedelta(milliseconds=50))
     with pytest.raises(RetryError, match="took too long"):
         slow.table("select pg_sleep(30)")
     slow.close()
@@ -171,7 +171,7 @@ def test_a_query_of_ones_own_reads_and_changes_nothing(dsn: str) -> None:
 
 def exported(dsn: str, directory: Path, request: Request, now: datetime) -> list[Day]:
     """Export both days at a time."""
-    connection = Connection(dsn)
+    connection = SnapshotConnection(dsn)
     try:
         return list(export(connection, directory, DAYS, request, late=LATE, now=lambda: now))
     finally:
@@ -233,7 +233,7 @@ async def test_an_export_that_is_interrupted_goes_on(
 ) -> None:
     """What was whole stays, and nothing half-written is under the name of a file."""
     late = NOON + timedelta(days=2)
-    connection = Connection(dsn)
+    connection = SnapshotConnection(dsn)
     days = export(connection, tmp_path, DAYS, Request(), late=LATE, now=lambda: late)
     assert next(days).written
     await record.execute(

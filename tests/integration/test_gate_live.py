@@ -41,7 +41,7 @@ from quantdrift.models.tensors.codec import decode
 from quantdrift.monitor.gate import body_of
 from quantdrift.release.gate.judge import Asked
 from quantdrift.release.gate.live import LiveGate
-from quantdrift.release.gate.offline import Route
+from quantdrift.release.gate.offline import SliceRoute
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
@@ -516,7 +516,7 @@ def test_rare_samples_weigh_more_so_the_mean_is_that_of_the_traffic(tmp_path: Pa
         slices=[everything("digits"), archive],
         asked=Asked(slices=(Question.flips(0.01),)),
         candidate=OnnxRuntime(tmp_path / "fp32.onnx", threads=1),
-        routes=[Route(slice=archive, runtime=broken)],
+        routes=[SliceRoute(slice=archive, runtime=broken)],
         begun_at=datetime.now(UTC) - timedelta(minutes=1),
         alpha=0.05,
     )

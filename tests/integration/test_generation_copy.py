@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from quantdrift.cli.main import main
-from quantdrift.core.config.schema import Copy, Generation
+from quantdrift.core.config.schema import CandidateCopy, Generation
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.records import Exchange
 from quantdrift.models.runtimes.protocol import replayed_by
@@ -58,7 +58,7 @@ def int8_folder(language_folder: Path, tmp_path_factory: pytest.TempPathFactory)
 def _told(
     folder: Path, top: int = 20, own_share: float = 0.0, own_tokens: int = 256, **copy: Any
 ) -> RuntimeRequest:
-    configured = Copy(**{"versions": ("int8",), "model": "digits" if "url" in copy else "", **copy})
+    configured = CandidateCopy(**{"versions": ("int8",), "model": "digits" if "url" in copy else "", **copy})
     return opening(
         folder, reference={"copy": configured}, top=top, own_share=own_share, own_tokens=own_tokens
     )

@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from quantdrift.core.config import Config, Sampling
+from quantdrift.core.config import Config, SamplingOptions
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Loss, Protocol, Tensor
 from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
@@ -32,7 +32,7 @@ from tests.support.sidecar.relay_rig import DEADLINE_S, Bench, Taken, rig, until
 
 pytestmark = pytest.mark.integration
 
-CONFIG = Config(models=(Model(name="digits"),), sampling=Sampling(rate=1.0))
+CONFIG = Config(models=(Model(name="digits"),), sampling=SamplingOptions(rate=1.0))
 ORIGIN = SidecarIdentity(source="pod", version="", salt=b"s", hmac_key=b"")
 SEED = 20_261_121
 

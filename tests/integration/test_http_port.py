@@ -14,7 +14,7 @@ from aiohttp import web
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Web
 from quantdrift.core.process.admin import Admin
-from quantdrift.core.process.http_port import LIMITS, HttpPort, Limits
+from quantdrift.core.process.http_port import LIMITS, HttpPort, PortLimits
 from quantdrift.show.page.server import page_port
 from quantdrift.storage.database import Database
 from tests.support.sidecar.relay_process import free_port, sidecar
@@ -34,7 +34,7 @@ Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Served:
     """A port that echoes content, ignores it, or answers when it is told to."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PortLimits) -> None:
         app = web.Application()
         routes = [
             web.post("/echo", self._echo),
@@ -156,7 +156,7 @@ def test_heads_without_an_end_cost_little_and_keep_nobody_out(
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHost: a\r\n", b"\r\n\r\n"])
 async def test_the_admin_port_closes_on_whoever_sends_no_whole_head(sent: bytes) -> None:
     """After the time for a head."""
-    admin = Admin("sidecar.admin", "127.0.0.1:0", lambda: True, limits=Limits(head_s=0.1))
+    admin = Admin("sidecar.admin", "127.0.0.1:0", lambda: True, limits=PortLimits(head_s=0.1))
     await admin.start()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", admin.port)

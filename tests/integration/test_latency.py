@@ -19,7 +19,7 @@ from quantdrift.core.records import Metric, Suspect
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.speed import ItemTimes, Times
 from quantdrift.facts.words.alert import text_of
-from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
+from quantdrift.monitor.baselines.decisions import DecisionScope, accept, freeze_or_keep
 from quantdrift.monitor.baselines.signal_view import signal_views
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.fold import Fold
@@ -266,12 +266,12 @@ async def test_a_latency_without_a_budget_is_learned_shown_and_accepted_anew(
     )
     assert "In the time that was learned from, 99 % took at most 0.11 s." in figures.models[0].speed
     with pytest.raises(OperatorError, match="no alert has set aside"):
-        await freeze_or_keep(database, Scope(model="digits", metrics=(Metric.LATENCY,)), Source.KEPT)
+        await freeze_or_keep(database, DecisionScope(model="digits", metrics=(Metric.LATENCY,)), Source.KEPT)
     since = BEGIN + timedelta(microseconds=stream[N_LEARNED].stored_us - to_us(BEGIN))
     found = await accept(
         database,
         GROWS,
-        Scope(model="digits", metrics=(Metric.LATENCY,), slices=("all",)),
+        DecisionScope(model="digits", metrics=(Metric.LATENCY,), slices=("all",)),
         since=since,
         until=None,
         progress=lambda _: None,

@@ -24,8 +24,7 @@ from quantdrift.core.config.schema import Config, Model, Recheck, Reference
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
-from quantdrift.demo.oip_server import InferenceServer
-from quantdrift.demo.oip_server import Model as Served
+from quantdrift.demo.oip_server import InferenceServer, OnnxModel
 from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
@@ -183,7 +182,7 @@ async def test_noise_of_the_candidate_is_stored_where_its_operator_allows_it(
 ) -> None:
     """A replica that answers as the candidate did, or otherwise."""
     path = saved(linear(batch_statistics=False), tmp_path / "reference.onnx")
-    replica = InferenceServer([Served("digits", "int8", path)])
+    replica = InferenceServer([OnnxModel("digits", "int8", path)])
     await replica.start()
     recheck = Recheck(url=f"http://127.0.0.1:{replica.port}", versions=("int8",))
     outputs = None if same else np.array([[3, 0, 0]], dtype=np.float32)

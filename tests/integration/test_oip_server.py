@@ -15,7 +15,7 @@ import pytest
 import tritonclient.http as triton
 from numpy.typing import NDArray
 
-from quantdrift.demo.oip_server import JSON_LENGTH, InferenceServer, Model
+from quantdrift.demo.oip_server import JSON_LENGTH, InferenceServer, OnnxModel
 from quantdrift.demo.traffic import decode, encode
 
 pytestmark = pytest.mark.integration
@@ -40,7 +40,7 @@ def _write_model(path: Path) -> None:
 async def server(tmp_path: Path) -> AsyncIterator[InferenceServer]:
     """Serve the model `sum` in version 7."""
     _write_model(tmp_path / "sum.onnx")
-    running = InferenceServer([Model("sum", "7", tmp_path / "sum.onnx")])
+    running = InferenceServer([OnnxModel("sum", "7", tmp_path / "sum.onnx")])
     await running.start()
     yield running
     await running.stop()
@@ -177,7 +177,7 @@ async def test_the_demos_clients_speak_the_protocol(tmp_path: Path, *, binary: b
     graph = oh.make_graph([oh.make_node("Flatten", ["image"], ["logits"])], "flat", [image], [logits])
     model = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)], ir_version=10)
     onnx.save(model, tmp_path / "flat.onnx")
-    server = InferenceServer([Model("digits", "1", tmp_path / "flat.onnx")])
+    server = InferenceServer([OnnxModel("digits", "1", tmp_path / "flat.onnx")])
     await server.start()
     scan = np.random.default_rng(1).random((1, 8, 8), dtype=np.float32)
     body, headers = encode(scan, binary=binary)
@@ -221,7 +221,7 @@ async def test_a_route_gives_requests_with_a_header_a_file_of_their_own(tmp_path
         graph = oh.make_graph([oh.make_node(kind, ["x"], ["y"])], kind, [x], [y])
         model = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)], ir_version=10)
         onnx.save(model, tmp_path / f"{kind}.onnx")
-    server = InferenceServer([Model("m", "1", tmp_path / "Identity.onnx")])
+    server = InferenceServer([OnnxModel("m", "1", tmp_path / "Identity.onnx")])
     await server.start()
     route = {"header": "x-scanner", "value": "archive", "file": str(tmp_path / "Neg.onnx")}
     status, _ = await _load(

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from quantdrift.core.records import Metric
-from quantdrift.show.page.slice_history import Period, history_sql
+from quantdrift.show.page.slice_history import ShownPeriod, history_sql
 from quantdrift.show.page.slice_history import history as past_of
 from quantdrift.show.trends import trend
 from quantdrift.storage.database import Database
@@ -84,10 +84,10 @@ async def test_the_query_of_a_plot_gives_a_row_for_each_point(
     version, onset = week.version_ids[1], RELEASE + timedelta(hours=13, minutes=20)
     hour, day = timedelta(hours=1), timedelta(days=1)
     periods = [
-        Period.rolled_up(WEEK_END - 7 * day, WEEK_END, 6 * hour),
-        Period.rolled_up(WEEK_END - 30 * day, WEEK_END, day),
-        Period.rolled_up(WEEK_END - 4 * day, WEEK_END, hour),
-        Period.fine(RELEASE + 4 * hour, RELEASE + 27 * hour),
+        ShownPeriod.rolled_up(WEEK_END - 7 * day, WEEK_END, 6 * hour),
+        ShownPeriod.rolled_up(WEEK_END - 30 * day, WEEK_END, day),
+        ShownPeriod.rolled_up(WEEK_END - 4 * day, WEEK_END, hour),
+        ShownPeriod.fine(RELEASE + 4 * hour, RELEASE + 27 * hour),
     ]
     seen = set[str]()
     for part, period, since in product(PARTS_OF_WEEK, periods, (None, onset)):

@@ -25,8 +25,8 @@ from quantdrift.core.sampling.policy_message import (
     MAX_BYTES,
     POLICY_KEY,
     SUMMARY_KEY,
+    PlannedSlice,
     PolicySummary,
-    SliceShare,
     encode,
 )
 from quantdrift.core.stream.connection import Queue
@@ -344,7 +344,7 @@ def test_the_policy_is_shown_with_its_reasons(tmp_path: Path, stream: Stream) ->
     given = msgspec.structs.replace(
         directive(0.25, 0.5, 0.125, 0.125, issued_at=datetime.now(UTC)), lag_factor=0.5
     )
-    share = SliceShare(
+    share = PlannedSlice(
         model="digits", name="scanner=faint", traffic_per_s=5.0, replays_per_s=2.0, evidence_share=0.75
     )
     account = PolicySummary(

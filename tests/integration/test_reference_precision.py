@@ -8,10 +8,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from quantdrift.core.config.schema import Model as ModelSection
-from quantdrift.core.config.schema import Provider, Reference, Runtime
+from quantdrift.core.config.schema import Model, Provider, Reference, Runtime
 from quantdrift.core.errors import OperatorError
-from quantdrift.demo.oip_server import InferenceServer, Model
+from quantdrift.demo.oip_server import InferenceServer, OnnxModel
 from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.models.runtimes.protocol import replayed_by
 from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
@@ -56,14 +55,14 @@ async def test_a_precision_that_a_server_reports_must_be_declared(tmp_path: Path
     half = helper.make_tensor_value_info("half", TensorProto.FLOAT16, ["n", 4])
     cast = helper.make_node("Cast", ["x"], ["half"], to=TensorProto.FLOAT16)
     path = saved(model_of(helper.make_graph([cast], "half", [x], [half])), tmp_path / "half.onnx")
-    server = InferenceServer([Model("half", "1", path)])
+    server = InferenceServer([OnnxModel("half", "1", path)])
     await server.start()
     try:
         url = f"http://127.0.0.1:{server.port}"
 
         def opened(*allowed: str) -> str:
             reference = Reference(runtime=Runtime.OIP_HTTP, url=url, allow_reduced_precision=allowed)
-            runtime = open_reference(RuntimeRequest(model=ModelSection(name="half"), reference=reference))
+            runtime = open_reference(RuntimeRequest(model=Model(name="half"), reference=reference))
             runtime.close()
             return runtime.artefact.precision
 

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Engine
 from quantdrift.cli.look.report import summary
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Telemetry
+from quantdrift.core.config.schema import Config, Model, TelemetryOptions
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import percent
 from quantdrift.core.records import Metric, Verdict
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.integration
 
 CONFIG = Config(
     models=(Model(name="digits"),),
-    telemetry=Telemetry(trace_url="https://tracing.example.com/{trace_id}"),
+    telemetry=TelemetryOptions(trace_url="https://tracing.example.com/{trace_id}"),
 )
 NOW = START + 90 * MINUTE
 

@@ -16,7 +16,7 @@ import pytest
 from quantdrift import Tap
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config, Model
-from quantdrift.core.config.schema import Sampling
+from quantdrift.core.config.schema import SamplingOptions
 from quantdrift.core.records import HeaderStratum, Loss
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.sidecar.intake.callers import CallersFile
@@ -39,7 +39,7 @@ NOBODY = CallersFile("", "", SystemClock())
 def config_of(*names: str, rate: float = 0.0) -> Config:
     """Return a configuration with a stratum for each value of a header."""
     strata = tuple(HeaderStratum(name=name, rate=rate, headers={"x-kind": name}) for name in names)
-    return Config(models=(Model(name="digits"),), sampling=Sampling(rate=0.0, header_strata=strata))
+    return Config(models=(Model(name="digits"),), sampling=SamplingOptions(rate=0.0, header_strata=strata))
 
 
 class End:

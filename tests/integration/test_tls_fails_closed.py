@@ -33,7 +33,7 @@ from quantdrift.core.config.schema import (
     Runtime,
     Shadow,
     Stream,
-    Telemetry,
+    TelemetryOptions,
 )
 from quantdrift.core.errors import QuantdriftError, RetryError
 from quantdrift.core.records import Verdict
@@ -42,7 +42,7 @@ from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.core.tls import Tls
 from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference, runtime_request
 from quantdrift.models.runtimes.remote.http_client import HttpServer
-from quantdrift.models.runtimes.remote.oip_grpc import OipGrpc
+from quantdrift.models.runtimes.remote.oip_grpc import OipGrpcTransport
 from quantdrift.monitor.outbox import OtlpEvents
 from quantdrift.shadow.replay.candidate_noise import _open
 from quantdrift.storage.admin.migrate import upgrade
@@ -233,7 +233,7 @@ def migrations(port: int, trust: Trust) -> None:
 
 
 def _export(exporter: type[Any], data: object, port: int, trust: Trust) -> None:
-    telemetry = Telemetry(otlp_endpoint=f"https://127.0.0.1:{port}", **trust.options)
+    telemetry = TelemetryOptions(otlp_endpoint=f"https://127.0.0.1:{port}", **trust.options)
     client = otlp_exporter(exporter, telemetry, Secrets(otlp_headers={"x-token": SECRET}), timeout_s=LIMIT_S)
     done = client.export(data)
     client.shutdown()
@@ -410,7 +410,7 @@ def _without_tls(client: Callable[[int, Trust], None], port: int) -> None:
     elif client is leader:
         asyncio.run(Leadership(f"postgresql://quant:{SECRET}@{where}/q").acquire())
     elif client is events:
-        telemetry = Telemetry(otlp_endpoint=f"http://{where}")
+        telemetry = TelemetryOptions(otlp_endpoint=f"http://{where}")
         otlp_exporter(OTLPLogExporter, telemetry, headers, timeout_s=LIMIT_S).export([])
     else:
         runtimes = {
@@ -472,11 +472,13 @@ def test_a_proxy_of_the_environment_gets_nothing_that_is_meant_for_this_machine(
         reference = Reference(
             runtime=Runtime.OIP_GRPC, url=f"grpc://127.0.0.1:{listener.port}", timeout_s=LIMIT_S
         )
-        transport = OipGrpc(RuntimeRequest(model=Model(name="digits"), reference=reference, token=SECRET))
+        transport = OipGrpcTransport(
+            RuntimeRequest(model=Model(name="digits"), reference=reference, token=SECRET)
+        )
         with pytest.raises((RetryError, TimeoutError)):
             transport.ready()
         transport.close()
-        telemetry = Telemetry(otlp_endpoint=f"http://127.0.0.1:{listener.port}")
+        telemetry = TelemetryOptions(otlp_endpoint=f"http://127.0.0.1:{listener.port}")
         exporter = otlp_exporter(OTLPLogExporter, telemetry, Secrets(), timeout_s=LIMIT_S)
         exporter.export([])
         exporter.shutdown()
@@ -545,7 +547,9 @@ def test_a_grpc_client_says_what_is_wrong_with_the_handshake(
         with Listener(pair, authority=authority) as listener:
             with pytest.raises(RetryError, match=said):
                 _refer(Runtime.OIP_GRPC, "grpcs", listener.port, Trust(ca=ours.file), timeout_s=20)
-            telemetry = Telemetry(otlp_endpoint=f"https://127.0.0.1:{listener.port}", ca_file=str(ours.file))
+            telemetry = TelemetryOptions(
+                otlp_endpoint=f"https://127.0.0.1:{listener.port}", ca_file=str(ours.file)
+            )
             exporter = OtlpEvents(telemetry, Secrets(), Resource.create({}))
             assert re.search(said, exporter.send(event))
             exporter.close()
@@ -571,7 +575,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(ours: Authority, tmp_pa
     server.start()
     reference = Reference(runtime=Runtime.OIP_GRPC, url=f"grpcs://127.0.0.1:{port}", timeout_s=20)
     tls = Tls.of_shadow(Shadow(ca_file=str(trusted)))
-    transport = OipGrpc(RuntimeRequest(model=Model(name="digits"), reference=reference, tls=tls))
+    transport = OipGrpcTransport(RuntimeRequest(model=Model(name="digits"), reference=reference, tls=tls))
     try:
         with pytest.raises(RetryError, match=r"certificate|handshake"):
             transport.ready()

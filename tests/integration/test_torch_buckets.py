@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import ModelTensor
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.models.runtimes.pytorch.runtime import Step, TorchRuntime, filled, joined, steps_of
+from quantdrift.models.runtimes.pytorch.runtime import PaddedPart, TorchRuntime, filled, joined, steps_of
 from quantdrift.models.tensors.arrays import Array
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, logits_of
 from tests.support.shadow.torch_models import FACTORY, MODEL, exported, opening, weights
@@ -57,7 +57,7 @@ def test_what_is_split_and_filled_comes_back_as_it_was(n_items: int) -> None:
 def test_little_is_computed_for_nothing() -> None:
     """Nine items are eight and one, not sixty-four; forty fill a bucket of sixty-four well enough."""
     assert [step.size for step in steps_of(9, (1, 8, 64))] == [8, 1]
-    assert list(steps_of(40, (1, 8, 64))) == [Step(begin=0, n_items=40, size=64)]
+    assert list(steps_of(40, (1, 8, 64))) == [PaddedPart(begin=0, n_items=40, size=64)]
     assert [step.size for step in steps_of(150, (1, 8, 64))] == [64, 64, 8, 8, 8]
 
 

@@ -13,7 +13,7 @@ from quantdrift.core.admission import (
     IDLE_AFTER,
     Place,
     PlaceChanges,
-    Shares,
+    ShareSketch,
     decide,
 )
 
@@ -34,9 +34,9 @@ def test_every_count_is_low_by_at_most_the_weight_divided_by_the_counters(
     streams: list[list[tuple[str, float]]], n_counters: int, days: float
 ) -> None:
     """Misra-Gries, also after merges and decay; a value above 1 / (k + 1) of the weight is never left out."""
-    merged, truth = Shares(n_counters), Counter[str]()
+    merged, truth = ShareSketch(n_counters), Counter[str]()
     for stream in streams:
-        part = Shares(n_counters)
+        part = ShareSketch(n_counters)
         for value, weight in stream:
             part.add(value, weight)
             truth[value] += weight  # type: ignore[assignment]  # weights are no integers
@@ -71,7 +71,7 @@ def test_a_value_with_more_than_one_and_a_half_even_shares_always_gets_a_place(
     stream: list[tuple[str, float]], most: int, first: set[str], swaps: int
 ) -> None:
     """Whoever had the places before, and however many other values there are."""
-    shares = Shares(COUNTERS_PER_PLACE * most)
+    shares = ShareSketch(COUNTERS_PER_PLACE * most)
     truth: dict[str, float] = {}
     for value, weight in stream:
         shares.add(value, weight)
@@ -91,7 +91,7 @@ def test_the_same_traffic_moves_nothing_twice(
     stream: list[tuple[str, float]], most: int, first: set[str]
 ) -> None:
     """What was decided stays decided until shares change, so no slice flaps."""
-    shares = Shares(COUNTERS_PER_PLACE * most)
+    shares = ShareSketch(COUNTERS_PER_PLACE * most)
     for value, weight in stream:
         shares.add(value, weight)
     places = places_of(*sorted(first)[:most])
@@ -102,7 +102,7 @@ def test_the_same_traffic_moves_nothing_twice(
 
 def test_forty_invented_values_displace_no_real_one() -> None:
     """They come first and take every place; a minute later the real ones have them, and keep them."""
-    shares = Shares(COUNTERS_PER_PLACE * 32)
+    shares = ShareSketch(COUNTERS_PER_PLACE * 32)
     for number in range(40):
         shares.add(f"invented-{number}")
     places = places_of(*(f"invented-{number}" for number in range(32)))
@@ -119,7 +119,7 @@ def test_forty_invented_values_displace_no_real_one() -> None:
 
 def test_a_value_with_an_open_alert_keeps_its_place() -> None:
     """However small its share, and however long it was not seen."""
-    shares = Shares(8)
+    shares = ShareSketch(8)
     for value, weight in (("b", 100.0), ("a", 1.0)):
         shares.add(value, weight)
     old = NOW - 2 * IDLE_AFTER
@@ -133,7 +133,7 @@ def test_a_value_with_an_open_alert_keeps_its_place() -> None:
 
 def test_values_below_an_even_share_displace_a_bounded_number_of_others_in_a_day() -> None:
     """Each one leaves a row behind; values above an even share are not bound by that."""
-    shares = Shares(80)
+    shares = ShareSketch(80)
     for number in range(40):
         shares.add(f"v{number}", 10.0 + number / 100)
     places = places_of(*(f"p{number}" for number in range(20)))
@@ -145,7 +145,7 @@ def test_values_below_an_even_share_displace_a_bounded_number_of_others_in_a_day
 
 def test_weights_halve_in_a_day() -> None:
     """A value that ended gives its place to one that goes on."""
-    shares = Shares(8)
+    shares = ShareSketch(8)
     shares.add("a", 8.0)
     shares.decay(3 * HALF_LIFE)
     assert (shares.at_least("a"), shares.total) == (1.0, 1.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import Predicate
 from quantdrift.core.sampling.inclusion import smallest_rate
-from quantdrift.drift.sampling.allocation import Budget, Spread, allocate
+from quantdrift.drift.sampling.allocation import SamplingBudget, Spread, allocate
 from quantdrift.drift.sampling.boosts import Boosts
 from quantdrift.drift.sampling.stratification import bins_of, falling
 from quantdrift.sidecar.sampling.second_phase import SecondPhase
@@ -24,7 +24,7 @@ OFFERED = 100.0
 @given(
     these=st.builds(world, st.integers(0, 1000), st.just(120), close=st.booleans()),
     budget=st.builds(
-        Budget,
+        SamplingBudget,
         replays_per_s=st.floats(0.01, 300),
         taken_per_s=st.sampled_from([math.inf, 5.0, 60.0]),
         spread=st.sampled_from(Spread),
@@ -32,7 +32,9 @@ OFFERED = 100.0
     ),
     evidence=st.dictionaries(st.sampled_from(sorted(WHERES)), st.floats(0, 20)),
 )
-def test_a_policy_keeps_its_promises(these: World, budget: Budget, evidence: dict[str, float]) -> None:
+def test_a_policy_keeps_its_promises(
+    these: World, budget: SamplingBudget, evidence: dict[str, float]
+) -> None:
     """By the sidecar's own decision on each exchange.
 
     The replays are those that were promised and inside the budget, and so is what the relays hand over; every

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceAssigner, holds, slice_of
-from quantdrift.drift.discovery.confirmation import Trial
+from quantdrift.drift.discovery.confirmation import ConfirmationTrial
 from quantdrift.drift.discovery.items import Gathering
 
 pytestmark = pytest.mark.property
@@ -69,8 +69,8 @@ def test_a_test_may_be_cut_anywhere(values: list[tuple[float, float]], cut: int,
     """The same bits of wealth and evidence, however the exchanges are shared out among the nights."""
     v = np.array([weight for _, weight in values])
     vx = np.array([x * weight for x, weight in values])
-    whole = Trial(m=m).after(vx, v)
-    assert Trial(m=m).after(vx[:cut], v[:cut]).after(vx[cut:], v[cut:]) == whole
+    whole = ConfirmationTrial(m=m).after(vx, v)
+    assert ConfirmationTrial(m=m).after(vx[:cut], v[:cut]).after(vx[cut:], v[cut:]) == whole
     assert np.isfinite(whole.log_wealth).all()
     assert whole.highest >= 0
 
@@ -79,4 +79,4 @@ def test_a_test_may_be_cut_anywhere(values: list[tuple[float, float]], cut: int,
 def test_weights_above_one_are_refused(v: float, x: float) -> None:
     """They would break the bound."""
     with pytest.raises(ValueError, match="0 <= vx <= v <= 1"):
-        Trial(m=0.1).after(np.array([x]), np.array([v]))
+        ConfirmationTrial(m=0.1).after(np.array([x]), np.array([v]))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quantdrift.core.config import Config
 from quantdrift.sidecar.handoff.frame import RELAYED
-from quantdrift.sidecar.intake.envoy_stream import Stream, StreamLimits
+from quantdrift.sidecar.intake.envoy_stream import ExchangeStream, StreamLimits
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.counters import Gauge
 from tests.support.sidecar.envoy_messages import (
@@ -40,7 +40,7 @@ MESSAGE = st.one_of(
 def tell(bench: Bench, messages: list[bytes]) -> None:
     """Tell a stream's messages until no more is wanted, and end it; nothing of it is held any more."""
     entrance = Gateway(bench.scope)
-    stream = Stream(entrance, StreamLimits(Config(), entrance), RELAYED)
+    stream = ExchangeStream(entrance, StreamLimits(Config(), entrance), RELAYED)
     for message in messages:
         if not stream.take(message):
             break

@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quantdrift.core.stream.backlog import Backlog
-from quantdrift.monitor.sampling.lag import FEW, LOOK_S, LOW, MOST_STEPS, Lag, Limits, advance, lag_of
+from quantdrift.monitor.sampling.lag import FEW, LOOK_S, LOW, MOST_STEPS, Lag, LagLimits, advance, lag_of
 
 pytestmark = pytest.mark.property
 
-Rule = Callable[[Lag, Backlog, Limits, float], Lag]
+Rule = Callable[[Lag, Backlog, LagLimits, float], Lag]
 
 
 class Run(msgspec.Struct):
@@ -38,7 +38,7 @@ def simulate(shadow: Shadow, rule: Rule, *, hours: float = 3.0, fast_after_s: fl
     Sidecars follow a new factor a third of a look after it was made.
     """
     found, lag = Run(), Lag()
-    limits = Limits(max_bytes=shadow.fill_s, max_age_s=shadow.max_age_s)
+    limits = LagLimits(max_bytes=shadow.fill_s, max_age_s=shadow.max_age_s)
     waiting, ever, factor, at_s = 0.0, 0.0, 1.0, 0.0
     arrivals = [(0.0, 0.0)]  # time, and how many had come by then
     head = 0
@@ -90,7 +90,7 @@ def test_without_a_shadow_the_bytes_still_suffice(fill_s: float, max_age_s: floa
 def test_rules_that_are_wrong_fill_it(wrong: str) -> None:
     """The simulation tells a rule that works from ones that do not."""
 
-    def mutant(lag: Lag, backlog: Backlog, limits: Limits, at_s: float) -> Lag:
+    def mutant(lag: Lag, backlog: Backlog, limits: LagLimits, at_s: float) -> Lag:
         if wrong == "late":
             limits = msgspec.structs.replace(
                 limits, max_bytes=3 * limits.max_bytes, max_age_s=3 * limits.max_age_s
@@ -123,7 +123,7 @@ def test_a_shadow_that_keeps_up_is_left_alone(load: float) -> None:
 
 def test_a_single_exchange_after_an_idle_hour_is_no_lag() -> None:
     """Without work a shadow has no pace: nobody takes its silence for slowness."""
-    limits = Limits(max_bytes=1e9, max_age_s=3600.0)
+    limits = LagLimits(max_bytes=1e9, max_age_s=3600.0)
     busy = Backlog(n_messages=0, n_bytes=0, n_ever=1000, oldest_s=0.0)
     lag = advance(Lag(), Backlog(n_messages=0, n_bytes=0, n_ever=0, oldest_s=0.0), limits, 0.0)
     lag = advance(lag, busy, limits, LOOK_S)
@@ -133,7 +133,7 @@ def test_a_single_exchange_after_an_idle_hour_is_no_lag() -> None:
     assert advance(lag, one, limits, 240 * LOOK_S).steps == 0
 
 
-LIMITS = Limits(max_bytes=1e9, max_age_s=3600.0)
+LIMITS = LagLimits(max_bytes=1e9, max_age_s=3600.0)
 
 
 def look_on(per_s: float, *, stuck: int, done: bool = True) -> list[Lag]:
@@ -201,7 +201,7 @@ def test_a_new_leader_goes_on_where_the_last_one_was() -> None:
 
 def test_a_recreated_stream_gives_no_pace_and_no_growth() -> None:
     """Counts that run backwards are no pace and no growth; halvings stay in force."""
-    limits = Limits(max_bytes=1e6, max_age_s=3600.0)
+    limits = LagLimits(max_bytes=1e6, max_age_s=3600.0)
     lag = msgspec.structs.replace(
         lag_of(0.25), last=Backlog(n_messages=5, n_bytes=5, n_ever=500, oldest_s=0.0), at_s=0.0
     )

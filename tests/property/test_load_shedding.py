@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.clock import ManualClock, SystemClock
-from quantdrift.core.config import Config, Model, Sampling, Secrets, Sidecar
+from quantdrift.core.config import Config, Model, SamplingOptions, Secrets, Sidecar
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.capture.pipeline import Pipeline
+from quantdrift.sidecar.capture.pipeline import CapturePipeline
 from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
@@ -58,14 +58,16 @@ def test_an_exchange_that_was_received_ends_in_one_count(  # noqa: PLR0917 - hyp
     config = Config(
         models=(Model(name="digits"),),
         sidecar=Sidecar(max_held_bytes=2 * queue_bytes),
-        sampling=Sampling(
+        sampling=SamplingOptions(
             max_exchanges_per_s=cap, max_bytes_per_s=n_bytes, body_rate=body_rate, sticky_header=sticky
         ),
     )
     settled = LiveConfig.of(config)
     slot = Counters.create(1, len(settled.rows)).slot(0)
     publisher = Publisher(config, slot, clock)
-    desk = Pipeline(Recorder(settled, identity_of(Secrets(), "b" * 32, {})), publisher, slot, settled.rows)
+    desk = CapturePipeline(
+        Recorder(settled, identity_of(Secrets(), "b" * 32, {})), publisher, slot, settled.rows
+    )
     desk.paused = Paused(models=paused)
     for given_, seconds in steps:
         meta, request, response = raw_exchange(**given_)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.explain.damage import strata
-from quantdrift.drift.explain.mix import LEAST, MixSplit, MoveCause, MovePart, Sample, split
+from quantdrift.drift.explain.mix import LEAST, MixItems, MixSplit, MoveCause, MovePart, split
 from quantdrift.facts.explanation import FEWEST_AFTER, FEWEST_BEFORE
 
 pytestmark = pytest.mark.property
@@ -17,11 +17,11 @@ CELLS = 4
 
 
 @st.composite
-def samples(draw: st.DrawFn) -> Sample:
+def samples(draw: st.DrawFn) -> MixItems:
     """Return a window of up to 120 items with weights between 1 and 100."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n = draw(st.integers(1, 120))
-    return Sample(
+    return MixItems(
         x=rng.exponential(size=n) if draw(st.booleans()) else (rng.random(n) < 0.2).astype(np.float64),
         weight=10.0 ** rng.uniform(0, 2, n),
         cell=rng.integers(0, draw(st.integers(1, CELLS)), n),
@@ -30,7 +30,7 @@ def samples(draw: st.DrawFn) -> Sample:
 
 
 @given(before=samples(), after=samples())
-def test_the_parts_add_up_to_the_move(before: Sample, after: Sample) -> None:
+def test_the_parts_add_up_to_the_move(before: MixItems, after: MixItems) -> None:
     """Nothing is left over, and no error is negative or not a number."""
     found = split(before, after, CELLS)
     assert found is not None
@@ -42,7 +42,7 @@ def test_the_parts_add_up_to_the_move(before: Sample, after: Sample) -> None:
 
 
 @given(window=samples())
-def test_a_window_has_not_moved_from_itself(window: Sample) -> None:
+def test_a_window_has_not_moved_from_itself(window: MixItems) -> None:
     """All parts are nothing."""
     found = split(window, window, CELLS)
     assert found is not None
@@ -53,11 +53,11 @@ def test_a_window_has_not_moved_from_itself(window: Sample) -> None:
 
 @given(before=samples(), after=samples(), scale=st.floats(0.1, 10))
 def test_neither_the_names_of_the_cells_nor_the_scale_of_the_weights_matter(
-    before: Sample, after: Sample, scale: float
+    before: MixItems, after: MixItems, scale: float
 ) -> None:
     """Weights are relative; cells are a partition."""
     other = [
-        Sample(x=one.x, weight=scale * one.weight, cell=CELLS - 1 - one.cell, cluster=one.cluster)
+        MixItems(x=one.x, weight=scale * one.weight, cell=CELLS - 1 - one.cell, cluster=one.cluster)
         for one in (before, after)
     ]
     one, two = split(before, after, CELLS), split(other[0], other[1], CELLS)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.core.config import Sampling
+from quantdrift.core.config import SamplingOptions
 from quantdrift.sidecar.relay.http1.framing import MessageFramer
 from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.observing.heads import parse_request, parse_response
@@ -161,7 +161,7 @@ def test_the_same_exchanges_however_they_are_cut(data: st.DataObject, talk: list
 @given(data=st.data(), talk=TALKS, rate=st.sampled_from([0.0, 1.0]))
 def test_what_need_not_be_seen_changes_nothing(data: st.DataObject, talk: list[Turn], rate: float) -> None:
     """An observer that is told of bytes by their number alone, where it says so, sees the same exchanges."""
-    bench = Bench(Sampling(rate=rate))
+    bench = Bench(SamplingOptions(rate=rate))
     observer = Http1Observer(bench.scope)
     n_skipped = 0
     for from_client, chunk in interleave(cast("st.DrawFn", data.draw), talk):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.core.config.schema import Sampling
+from quantdrift.core.config.schema import SamplingOptions
 from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
@@ -32,7 +32,7 @@ STRATA = st.lists(
 )
 
 
-def chooser_of(sampling: Sampling, seed: int = 1) -> TapSampler:
+def chooser_of(sampling: SamplingOptions, seed: int = 1) -> TapSampler:
     """Return what a tap makes of a configuration's rates."""
     rates = Rates(
         epoch="e",
@@ -50,7 +50,7 @@ def test_a_call_is_in_the_stratum_that_the_relay_would_find(
     strata: list[HeaderStratum], headers: dict[str, str]
 ) -> None:
     """Any strata, any headers."""
-    sampling = Sampling(header_strata=tuple(strata))
+    sampling = SamplingOptions(header_strata=tuple(strata))
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     raw = f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode()
     drawn = Sampler(sampling, b"", ExchangeIds(), 0.0).draw(b"POST", PATH.encode(), raw, 0, len(raw))
@@ -61,7 +61,7 @@ def test_a_call_is_in_the_stratum_that_the_relay_would_find(
 
 def test_the_share_that_is_taken_is_the_rate() -> None:
     """Of 40,000 calls at 0.25: outside of five standard deviations once in 1.7 million runs; draws lie below the rate."""
-    chooser = chooser_of(Sampling(rate=0.25))
+    chooser = chooser_of(SamplingOptions(rate=0.25))
     taken = [
         chosen for _ in range(40_000) if (chosen := chooser.draw(chooser.default_stratum, {})) is not None
     ]
@@ -72,7 +72,7 @@ def test_the_share_that_is_taken_is_the_rate() -> None:
 
 def test_a_sticky_header_takes_a_user_whole() -> None:
     """Each of 200 users is taken always or never, and some of them are."""
-    chooser = chooser_of(Sampling(rate=0.25, sticky_header="x-user"))
+    chooser = chooser_of(SamplingOptions(rate=0.25, sticky_header="x-user"))
     shares = set()
     n_taken = 0
     for user in range(200):

@@ -15,7 +15,7 @@ from benchmarks.repair.shapes import Shape, write_shape
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.schema import Reference
 from quantdrift.core.errors import OperatorError
-from quantdrift.facts.diagnosis import Origin, WeightFault
+from quantdrift.facts.diagnosis import WeightFault, WeightsOrigin
 from quantdrift.models.comparators.classes.classification import ClassificationComparator
 from quantdrift.models.comparators.protocol import Divergences
 from quantdrift.models.tensors.arrays import Outputs
@@ -95,7 +95,7 @@ def test_a_sound_candidate_is_the_reference_rounded(folder: Path) -> None:
     for shape in Shape:
         compared = origins_of_files(folder / f"{shape}-int8.onnx", folder / f"{shape}.onnx")
         assert compared is not None
-        assert (compared[0].origin, compared[0].off, compared[1]) == (Origin.ROUNDED, (), ())
+        assert (compared[0].origin, compared[0].off, compared[1]) == (WeightsOrigin.ROUNDED, (), ())
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.5])
@@ -106,7 +106,7 @@ def test_a_candidate_of_an_earlier_checkpoint_is_refused_before_any_input_runs(
     earlier = _perturbed(folder / "perceptron.onnx", tmp_path / "earlier.onnx", spread)
     quantise(earlier, tmp_path / "int8.onnx", pages().learnable)
     copy = SwitchableCopy(tmp_path / "int8.onnx", folder / "perceptron.onnx")
-    assert origins_of(copy.weights).origin is Origin.OTHER
+    assert origins_of(copy.weights).origin is WeightsOrigin.OTHER
     with pytest.raises(OperatorError, match="was not made from this reference"):
         diagnose(copy, _compare, {}, budget=0.01)
 
@@ -205,11 +205,11 @@ def _shifted(raw: Any, step: float, rng: Generator) -> Any:  # noqa: ARG001 - as
 def test_methods_that_move_weights_on_purpose_are_told_from_another_checkpoint(bits: int) -> None:
     """GPTQ moves some values of each tensor by whole steps; its answers judge it. AWQ scales channels, and says so."""
     moved = origins_of(_weights(_by_gptq, bits=bits))
-    assert (moved.origin, moved.refusal) == (Origin.MOVED, "")
+    assert (moved.origin, moved.refusal) == (WeightsOrigin.MOVED, "")
     assert len(moved.off) == moved.n_tensors == 5
     assert named(moved, ()) == ()
     scaled = origins_of(_weights(_by_awq))
-    assert scaled.origin is Origin.SCALED
+    assert scaled.origin is WeightsOrigin.SCALED
     assert "AWQ" in scaled.refusal
 
 

@@ -16,7 +16,7 @@ from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import smallest_rate
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.observations import STEPS, BoolArray, FloatArray, IntArray, ObservationBlock
-from quantdrift.drift.sampling.allocation import Budget, Demand, Recent, Spread, allocate
+from quantdrift.drift.sampling.allocation import Demand, Recent, SamplingBudget, Spread, allocate
 from quantdrift.drift.sampling.boosts import Layout
 from quantdrift.sidecar.sampling.second_phase import SecondPhase
 
@@ -61,7 +61,7 @@ def boosted() -> Policy:
         Demand(name="child", where=CHILD, traffic_per_s=40.0),
     ]
     layout = Layout(header_strata=(HeaderStratum(name="default", rate=1.0),), edges=(EDGE,))
-    budget = Budget(replays_per_s=90.0, taken_per_s=math.inf, spread=Spread.EQUAL)
+    budget = SamplingBudget(replays_per_s=90.0, taken_per_s=math.inf, spread=Spread.EQUAL)
     return allocate(recent, demands, layout, budget, epoch="e").policy
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Metric, Predicate
-from quantdrift.drift.discovery.confirmation import MONTH_S, Trial, allowance, rates_of, threshold
-from quantdrift.drift.discovery.items import Gathering, Items
-from quantdrift.drift.discovery.search import Limits, search
+from quantdrift.drift.discovery.confirmation import MONTH_S, ConfirmationTrial, allowance, rates_of, threshold
+from quantdrift.drift.discovery.items import Gathering, SearchItems
+from quantdrift.drift.discovery.search import SearchLimits, search
 from quantdrift.drift.evidence.group import group_value
 from quantdrift.drift.evidence.observations import FloatArray
 
@@ -47,7 +47,7 @@ def test_a_slice_at_the_edge_of_the_null_is_hardly_ever_confirmed() -> None:
     x = (np.random.default_rng(31).random((streams, n)) < 0.2).astype(np.float64)
 
     def confirmed(m: float) -> float:
-        return float(np.mean([Trial(m=m).after(one, np.ones(n)).confirms(20.0) for one in x]))
+        return float(np.mean([ConfirmationTrial(m=m).after(one, np.ones(n)).confirms(20.0) for one in x]))
 
     assert confirmed(0.2) <= 0.05 + 0.02
     assert confirmed(0.16) > 0.05 + 0.02
@@ -72,8 +72,10 @@ def test_sampling_weights_are_exact() -> None:
         taken = often | (rng.random(1000) < 0.2)
         vx = np.where(flip, flipped.vx, 0.0)[taken]
         v = np.where(often, clean.v, rare.v)[taken]
-        weighted += Trial(m=0.1).after(vx, v).confirms(20.0)
-        careless += Trial(m=0.1).after(flip[taken].astype(np.float64), np.ones(len(v))).confirms(20.0)
+        weighted += ConfirmationTrial(m=0.1).after(vx, v).confirms(20.0)
+        careless += (
+            ConfirmationTrial(m=0.1).after(flip[taken].astype(np.float64), np.ones(len(v))).confirms(20.0)
+        )
     assert weighted / 400 <= 0.05 + 0.045
     assert careless / 400 > 0.9
 
@@ -88,7 +90,7 @@ def test_what_a_search_finds_in_noise_is_not_confirmed_on_later_traffic() -> Non
     honest = mutant = n_found = 0
     for _ in range(SEARCHES):
         seen, later = _noise(rng), _noise(rng)
-        limits = Limits(most_found=5, least_items=30, least_share=0.01)
+        limits = SearchLimits(most_found=5, least_items=30, least_share=0.01)
         found = search(seen, {Metric.FLIP: RATE}, limits).found
         n_found += len(found)
         if not found:
@@ -111,7 +113,7 @@ def test_a_slice_that_is_worse_is_confirmed_as_fast_as_the_docstring_says() -> N
     for rate, expected, slack in ((0.03, 800, 120), (0.05, 239, 25)):
         delays = []
         for _ in range(200):
-            trial = Trial(m=0.01)
+            trial = ConfirmationTrial(m=0.01)
             while not trial.confirms(3000.0):
                 trial = trial.after((rng.random(10) < rate).astype(np.float64), np.ones(10))
             delays.append(trial.n_groups)
@@ -131,7 +133,7 @@ def test_searching_more_often_spends_no_more() -> None:
     assert threshold(10, allowance(0.1, MONTH_S / 30)) == pytest.approx(3000)
 
 
-def _noise(rng: np.random.Generator) -> Items:
+def _noise(rng: np.random.Generator) -> SearchItems:
     """Return traffic on which nothing depends on anything."""
     values = rng.integers(0, 5, (N_ITEMS, 10))
     numbers = rng.random(N_ITEMS)
@@ -144,6 +146,6 @@ def _noise(rng: np.random.Generator) -> Items:
     return gathering.items()
 
 
-def _trial(items: Items, where: tuple[Predicate, ...]) -> Trial:
+def _trial(items: SearchItems, where: tuple[Predicate, ...]) -> ConfirmationTrial:
     inside: FloatArray = items.signals[Metric.FLIP][items.members(where)]
-    return Trial(m=RATE).after(inside, np.ones(len(inside)))
+    return ConfirmationTrial(m=RATE).after(inside, np.ones(len(inside)))

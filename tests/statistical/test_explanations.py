@@ -11,8 +11,8 @@ import pytest
 
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 from quantdrift.drift.explain.damage import Damage, DamageWindow, damage
-from quantdrift.drift.explain.mix import MixSplit, MoveCause, Sample, split
-from quantdrift.drift.explain.overlap import Items, explaining, rest_of
+from quantdrift.drift.explain.mix import MixItems, MixSplit, MoveCause, split
+from quantdrift.drift.explain.overlap import SliceItems, explaining, rest_of
 from quantdrift.facts.explanation import FEWEST_AFTER, DamageCause
 
 pytestmark = pytest.mark.statistical
@@ -20,7 +20,7 @@ RUNS = 300
 RATES = np.array([0.3, 0.05, 0.01])
 
 
-def _window(rng: np.random.Generator, n: int, shares: FloatArray, rates: FloatArray) -> Sample:
+def _window(rng: np.random.Generator, n: int, shares: FloatArray, rates: FloatArray) -> MixItems:
     """Draw exchanges of four alike items; the first cell is sampled five times as often, and weighted back."""
     cell = rng.choice(3, n, p=shares)
     pi = np.where(cell == 0, 1.0, 0.2)
@@ -28,7 +28,7 @@ def _window(rng: np.random.Generator, n: int, shares: FloatArray, rates: FloatAr
     flips = rng.random(len(cell)) < rates[cell]
     # Items of one exchange mostly agree.
     x = np.where(rng.random((4, len(cell))) < 0.9, flips, rng.random((4, len(cell))) < rates[cell])
-    return Sample(
+    return MixItems(
         x=x.ravel().astype(np.float64),
         weight=np.tile(1.0 / np.where(cell == 0, 1.0, 0.2), 4),
         cell=np.tile(cell, 4),
@@ -47,7 +47,7 @@ def _covered(*, clustered: bool) -> tuple[float, float]:
         before, after = _window(rng, 3000, old, RATES), _window(rng, 3000, new, worse)
         if not clustered:
             before, after = (
-                Sample(x=one.x, weight=one.weight, cell=one.cell, cluster=np.arange(len(one.x)))
+                MixItems(x=one.x, weight=one.weight, cell=one.cell, cluster=np.arange(len(one.x)))
                 for one in (before, after)
             )
         found = split(before, after, 3)
@@ -74,7 +74,7 @@ def _arrivals(runs: int, rates: tuple[float, float]) -> list[MixSplit]:
         for n, share in ((2000, 0.0), (300, 1 / 3)):
             new = rng.random(n) < share
             windows.append(
-                Sample(
+                MixItems(
                     x=(rng.random(n) < np.where(new, rates[1], rates[0])).astype(np.float64),
                     weight=np.ones(n),
                     cell=new.astype(np.int64),
@@ -170,7 +170,7 @@ def _folded(*, n: int, rest_rate: float, rest_share: float, careful: bool) -> fl
     for _ in range(RUNS):
         out: BoolArray = rng.random(n) >= rest_share
         x = (rng.random(n) < np.where(out, 0.2, rest_rate)).astype(np.float64)
-        items = Items(x=x, weight=np.ones(n), cluster=np.arange(n))
+        items = SliceItems(x=x, weight=np.ones(n), cluster=np.arange(n))
         rest = rest_of(items, out, 0.01)
         if careful:
             folded += rest.explained
@@ -191,11 +191,11 @@ def test_a_slice_whose_rest_is_well_is_folded() -> None:
     assert _folded(n=400, rest_rate=0.004, rest_share=0.6, careful=True) >= 0.9
 
 
-def _stores(rng: np.random.Generator, rest: float) -> tuple[Items, dict[int, BoolArray]]:
+def _stores(rng: np.random.Generator, rest: float) -> tuple[SliceItems, dict[int, BoolArray]]:
     """Draw 3,000 exchanges of a city with six stores: two flip 10 %, the others `rest`, where the city accepts 1 %."""
     store = rng.integers(0, 6, 3000)
     x = (rng.random(3000) < np.where(store < 2, 0.1, rest)).astype(np.float64)
-    items = Items(x=x, weight=np.ones(3000), cluster=np.arange(3000))
+    items = SliceItems(x=x, weight=np.ones(3000), cluster=np.arange(3000))
     return items, {number: np.asarray(store == number) for number in range(2)}
 
 

@@ -17,7 +17,7 @@ from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.gate import ALPHA, MOST_NEEDED, Question, Trial, more_of, outcome_of, trials
 from quantdrift.facts.gate import Load, Outcome
 from quantdrift.release.gate.labels import Answers, ExpectedLabels
-from quantdrift.release.gate.load import Budget, judged
+from quantdrift.release.gate.load import LoadBudget, judged
 from quantdrift.storage.gate import TrueLabel
 
 pytestmark = pytest.mark.statistical
@@ -222,7 +222,7 @@ def test_a_candidate_whose_latency_is_at_the_budget_passes_with_a_probability_of
     rng, runs = np.random.default_rng(5), 400
     p99 = float(np.log(100))
     rate = 20 / float(np.median(rng.gamma(20, size=400_000)))
-    budget = Budget(latency_p99_s=p99, throughput_per_s=rate)
+    budget = LoadBudget(latency_p99_s=p99, throughput_per_s=rate)
     found = []
     for _ in range(runs):
         wall = rng.exponential(size=2000)
@@ -242,7 +242,7 @@ def test_the_bounds_of_a_latency_say_the_same_as_the_verdict() -> None:
     """It passes exactly where the upper bound is below the budget, and fails exactly where the lower one is not; few requests say nothing."""
     wall = np.random.default_rng(6).exponential(size=1500)
     for limit in (2.0, 3.5, 4.0, 5.0, 6.0, 8.0):
-        run = judged(wall, wall, Budget(latency_p99_s=limit), DRAWN, pass_level=ALPHA, fail_level=ALPHA)
+        run = judged(wall, wall, LoadBudget(latency_p99_s=limit), DRAWN, pass_level=ALPHA, fail_level=ALPHA)
         (answer,) = run.answers
         wanted = Outcome.INSUFFICIENT
         if answer.high < limit:
@@ -251,7 +251,7 @@ def test_the_bounds_of_a_latency_say_the_same_as_the_verdict() -> None:
             wanted = Outcome.FAIL
         assert answer.verdict is wanted
     few = judged(
-        wall[:100], wall[:100], Budget(latency_p99_s=50.0), DRAWN, pass_level=ALPHA, fail_level=ALPHA
+        wall[:100], wall[:100], LoadBudget(latency_p99_s=50.0), DRAWN, pass_level=ALPHA, fail_level=ALPHA
     )
     assert few.answers[0].verdict is Outcome.INSUFFICIENT
     assert (few.answers[0].high, few.answers[0].more) == (np.inf, 270)

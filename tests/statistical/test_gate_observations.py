@@ -20,7 +20,7 @@ from quantdrift.facts.gate import Decision, Kind, Outcome
 from quantdrift.release.gate.judge import Asked, Observed, judge, observed, said_of
 from quantdrift.release.gate.observations import digests_of, united
 from quantdrift.release.gate.offline import Compared
-from quantdrift.release.recording import Items
+from quantdrift.release.recording import RecordedItems
 
 pytestmark = pytest.mark.statistical
 
@@ -38,7 +38,7 @@ def _compared(
 ) -> Compared:
     unknown = np.zeros(len(flip))
     return Compared(
-        items=Items(
+        items=RecordedItems(
             path=Path("rec.npz"), inputs={"x": x}, attributes=attributes or {}, labels=None, groups=None
         ),
         features=[{} for _ in flip],

@@ -19,7 +19,7 @@ from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, GroupSequence, ObservationBlock
 from quantdrift.drift.watch import Groups, Phase, Series, SliceWatch, Thresholds, advance_joined
 from quantdrift.monitor.fold.groups import LATENCY, LATENCY_GROWTH, Columns, Observation, slice_groups
-from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.monitor.fold.inclusion import RememberedRates
 from tests.support.monitor.detectors import times
 from tests.support.monitor.fold_stream import ALL_ID, CATALOG, batches
 
@@ -79,7 +79,7 @@ def shown(rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
         Columns(observed),
         np.ones(n, dtype=np.bool_),
         np.full(n, Budget().cap),
-        partial(Rates().of, CATALOG_OF_BOOST),
+        partial(RememberedRates().of, CATALOG_OF_BOOST),
         limit_s=np.full(n, LIMIT_S),
     )
     x, _ = groups.values(0, LATENCY)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quantdrift.drift.detectors.protocol import BUDGET
-from quantdrift.drift.noise import WINDOW, Noise, Sums, added
+from quantdrift.drift.noise import WINDOW, Noise, NoiseSums, added
 from tests.statistical.test_budget import block
 
 pytestmark = pytest.mark.statistical
@@ -39,7 +39,7 @@ def test_bounds_cover_the_mean_at_all_times_at_once(rate: float, *, weighted: bo
     wrong = np.zeros((2, streams), dtype=bool)
     for stream in range(streams):
         for at in looks:
-            seen = Sums(int(at) + 1, float(weight[stream, at]), float(total[stream, at]))
+            seen = NoiseSums(int(at) + 1, float(weight[stream, at]), float(total[stream, at]))
             low, high = Noise(older=seen, newer=seen).bounds(DELTA)
             wrong[:, stream] |= (rate < low, rate > high)
     assert (wrong.mean(axis=1) <= DELTA + 4 * np.sqrt(DELTA * (1 - DELTA) / streams)).all()

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from quantdrift.core.clusters import Clustering
-from quantdrift.drift.clusters.fit import Naming, Sample, _half, fit_clusters, known_values, novelty_threshold
+from quantdrift.drift.clusters.fit import (
+    ClusterSample,
+    Naming,
+    _half,
+    fit_clusters,
+    known_values,
+    novelty_threshold,
+)
 
 pytestmark = pytest.mark.statistical
 
@@ -14,12 +21,12 @@ N, WIDTH, RUNS, FRESH = 240, 24, 25, 1000
 NAMING = Naming(model="m", reference_digest="d", version=1, space="pool")
 
 
-def _sample(generator: np.random.Generator, n: int) -> Sample:
+def _sample(generator: np.random.Generator, n: int) -> ClusterSample:
     """Return two kinds of traffic; the wider one is taken with a fifth of the probability of the other."""
     kind = generator.integers(2, size=n)
     taken = generator.random(n) < np.where(kind == 0, 0.2, 1.0)
     vectors = (generator.normal(size=(n, WIDTH)) * (3 - 2 * kind[:, np.newaxis])).astype(np.float32)[taken]
-    return Sample(
+    return ClusterSample(
         vectors=vectors,
         weights=np.where(kind[taken] == 0, 5.0, 1.0),
         exchanges=[f"{place:032x}" for place in range(len(vectors))],
@@ -41,7 +48,7 @@ def _shares(generator: np.random.Generator, *, honest: bool) -> list[float]:
     return found
 
 
-def _mutant(clustering: Clustering, sample: Sample) -> Clustering:
+def _mutant(clustering: Clustering, sample: ClusterSample) -> Clustering:
     """Return the clustering with radii from the half that placed the centroids, without weights."""
     fitted = _half(sample.exchanges)
     _, scores = msgspec.structs.replace(clustering, radii=clustering.spreads).nearest(sample.vectors[fitted])

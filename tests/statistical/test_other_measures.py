@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quantdrift.drift.explain.moves import LEVEL, Measured, moves
+from quantdrift.drift.explain.moves import LEVEL, MeasuredItems, moves
 
 pytestmark = pytest.mark.statistical
 
@@ -15,11 +15,11 @@ N_RUNS = 200
 Draw = Callable[[np.random.Generator, tuple[int, int]], npt.NDArray[np.float64]]
 
 
-def _window(rng: np.random.Generator, draw: Draw, n: int) -> Measured:
+def _window(rng: np.random.Generator, draw: Draw, n: int) -> MeasuredItems:
     """Return a window of `n` exchanges with unequal weights, of one to three items that are alike."""
     cluster = np.repeat(np.arange(n), rng.integers(1, 4, n))
     of_clusters = draw(rng, (N_MEASURES, n))
-    return Measured(
+    return MeasuredItems(
         weight=rng.choice([1.0, 2.0, 4.0], n)[cluster] / np.bincount(cluster)[cluster],
         cluster=cluster,
         values={f"m{number}": of_clusters[number][cluster] for number in range(N_MEASURES)},
@@ -58,6 +58,6 @@ def test_what_moved_is_named() -> None:
         before = _window(rng, lambda rng, shape: rng.exponential(size=shape), 1_000)
         after = _window(rng, lambda rng, shape: rng.exponential(size=shape), 120)
         moved = {**after.values, "m3": 3 * after.values["m3"]}
-        found = moves(before, Measured(weight=after.weight, cluster=after.cluster, values=moved)).found
+        found = moves(before, MeasuredItems(weight=after.weight, cluster=after.cluster, values=moved)).found
         n_found += [one.name for one in found] == ["m3"]
     assert n_found >= 95

@@ -17,7 +17,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.drift.evidence.observations import BoolArray
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.fold.inclusion import Rates, SliceRates
+from quantdrift.monitor.fold.inclusion import RememberedRates, SliceRates
 from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow
 from tests.support.monitor.plain_groups import keeps_part, shown
 
@@ -57,7 +57,7 @@ def rates_of(rules: Policy, slice_id: int) -> SliceRates:
     where = WHERES[slice_id]
     row = SliceRow(id=slice_id, model="m", name="s", predicate="s", where=where)
     catalog = Catalog(versions={}, slices={slice_id: row}, policies={1: rules})
-    return Rates().of(catalog, slice_id, 1)
+    return RememberedRates().of(catalog, slice_id, 1)
 
 
 class Offered:

@@ -17,7 +17,7 @@ from quantdrift.drift.noise import (
     SLICE_LOW_DELTA,
     Level,
     Noise,
-    Sums,
+    NoiseSums,
     bounds_of,
     of_slice,
 )
@@ -47,7 +47,7 @@ def missed(slices: int, level: float) -> float:
         hits = np.where(rng.random((versions, steps)) < 0.5, shared, own)
         total = np.cumsum(hits, axis=1)[:, looks].astype(float)
         noises = [
-            Noise(older=Sums(int(at) + 1, float(at + 1), count))
+            Noise(older=NoiseSums(int(at) + 1, float(at + 1), count))
             for counts in total.tolist()
             for at, count in zip(looks.tolist(), counts, strict=True)
         ]
@@ -107,7 +107,7 @@ def passages(
         counts += np.stack([np.full(streams, replays), rng.binomial(replays, noise, streams)], axis=1)
         if not own:
             continue
-        noises = [Noise(older=Sums(int(k), k, hits)) for k, hits in counts.tolist()]
+        noises = [Noise(older=NoiseSums(int(k), k, hits)) for k, hits in counts.tolist()]
         bounds = bounds_of(noises, SLICE_LOW_DELTA, SLICE_DELTA)
         for stream, of_stream in enumerate(bounds):
             before = levels[stream]

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.core.config.schema import Sampling
+from quantdrift.core.config.schema import SamplingOptions
 from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.rates import EPOCH_S, epoch_salt
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.drift.sampling.allocation import Budget, allocate
+from quantdrift.drift.sampling.allocation import SamplingBudget, allocate
 from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.sampling.second_phase import SecondPhase, phase_salt
 from tests.support.monitor.known_traffic import LAYOUT, WHERES, World, world
@@ -65,7 +65,9 @@ def random_policy(rng: np.random.Generator) -> Policy:
 def allocated_policy(these: World, rng: np.random.Generator) -> Policy:
     """Return what the allocation makes of this world with random evidence and budget."""
     evidence = {name: float(rng.exponential(3)) for name in WHERES}
-    budget = Budget(replays_per_s=float(rng.uniform(10, 60)), taken_per_s=float(rng.choice([70.0, math.inf])))
+    budget = SamplingBudget(
+        replays_per_s=float(rng.uniform(10, 60)), taken_per_s=float(rng.choice([70.0, math.inf]))
+    )
     recent = these.recent(np.ones(len(these.margin)), 100.0)
     return allocate(recent, these.demands(100.0, evidence), LAYOUT, budget, epoch="").policy
 
@@ -74,7 +76,7 @@ def offer(these: World, policy: Policy, *, sticky: bool, same_draw: bool = False
     """Offer the world in every epoch; `same_draw` is the mutant that has one hash for both phases."""
     *headers, rest = policy.header_strata
     *bodies, base = policy.body_strata
-    sampling = Sampling(
+    sampling = SamplingOptions(
         rate=rest.rate,
         header_strata=tuple(headers),
         body_rate=base.rate,

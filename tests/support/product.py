@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.demo.scans import Scans
 from quantdrift.demo.services import Services, services
-from quantdrift.demo.traffic import Traffic
+from quantdrift.demo.traffic import DemoTraffic
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,10 +102,10 @@ class Product:
     @asynccontextmanager
     async def traffic(
         self, *, rate_per_s: float, archive_share: float, seed: int = 1
-    ) -> AsyncIterator[Traffic]:
+    ) -> AsyncIterator[DemoTraffic]:
         """Send scans through the sidecar inside the block."""
         _, held_out = Scans.bundled()
-        traffic = Traffic(
+        traffic = DemoTraffic(
             f"http://127.0.0.1:{self.running.ports.sidecar}",
             held_out,
             seed,

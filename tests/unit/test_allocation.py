@@ -10,9 +10,9 @@ from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.drift.sampling.allocation import (
     HEADROOM,
     Allocation,
-    Budget,
     Demand,
     Recent,
+    SamplingBudget,
     Spread,
     allocate,
     urgency,
@@ -65,7 +65,7 @@ def parts(
         for s, share in enumerate(shares)
     ]
     given = {"replays_per_s": 10.0, "taken_per_s": math.inf, "spread": Spread.EQUAL}
-    spent = Budget(**{**given, **budget})  # type: ignore[arg-type]
+    spent = SamplingBudget(**{**given, **budget})  # type: ignore[arg-type]
     return allocate(recent, demands, PLAIN, spent, epoch="e")
 
 
@@ -126,13 +126,13 @@ def test_rates_are_preferred_numbers() -> None:
 WORLD = world(1)
 OFFERED = 100.0
 RENAMED = HeaderStratum(name="a is 2", rate=1.0, headers={"x-a": "2"})
-SPENT = Budget(replays_per_s=10.0, taken_per_s=math.inf)
+SPENT = SamplingBudget(replays_per_s=10.0, taken_per_s=math.inf)
 
 
 def made_of(
     evidence: dict[str, float] | None = None,
     *,
-    budget: Budget = SPENT,
+    budget: SamplingBudget = SPENT,
     previous: Policy | None = None,
     layout: Layout = LAYOUT,
 ) -> Allocation:
@@ -157,7 +157,7 @@ def test_a_policy_is_replaced_when_a_slice_needs_more() -> None:
     first = made_of({"k=1": 20.0}).policy
     assert not made_of({"a=1": 20.0}, previous=first).kept
     assert not made_of(
-        {"k=1": 20.0}, budget=Budget(replays_per_s=5.0, taken_per_s=math.inf), previous=first
+        {"k=1": 20.0}, budget=SamplingBudget(replays_per_s=5.0, taken_per_s=math.inf), previous=first
     ).kept
     assert not made_of({"k=1": 20.0}, layout=Layout(header_strata=HEADERS, edges=(0.1,)), previous=first).kept
     assert not made_of(
@@ -197,7 +197,7 @@ def test_the_envelope_is_what_the_stratums_items_may_get_at_most() -> None:
 def test_the_capture_processes_are_given_no_more_than_they_can_decode() -> None:
     """The largest envelopes give way, and the replays stay inside their budget."""
     free = made_of({"k=1": 9.0})
-    bound = made_of({"k=1": 9.0}, budget=Budget(replays_per_s=10.0, taken_per_s=20.0))
+    bound = made_of({"k=1": 9.0}, budget=SamplingBudget(replays_per_s=10.0, taken_per_s=20.0))
     assert bound.taken_per_s <= 20.0 < free.taken_per_s
     assert bound.replays_per_s <= 10.0
     assert WORLD.totals(bound.policy).mean() * OFFERED == pytest.approx(bound.replays_per_s)
@@ -205,7 +205,7 @@ def test_the_capture_processes_are_given_no_more_than_they_can_decode() -> None:
 
 def test_there_are_no_more_body_strata_than_allowed() -> None:
     """Slices with evidence keep their boosts longest."""
-    small = made_of({"k=1": 9.0}, budget=Budget(replays_per_s=10.0, taken_per_s=math.inf, n_strata=4))
+    small = made_of({"k=1": 9.0}, budget=SamplingBudget(replays_per_s=10.0, taken_per_s=math.inf, n_strata=4))
     assert len(small.policy.body_strata) <= 4
     assert small.n_unboosted > 0
     assert any(stratum.name.startswith("k=1") for stratum in small.policy.body_strata)
@@ -233,9 +233,10 @@ def test_slices_with_the_same_conditions_share_a_boost() -> None:
 
 
 @pytest.mark.parametrize(
-    "budget", [Budget(replays_per_s=0.0, taken_per_s=1.0), Budget(replays_per_s=1.0, taken_per_s=0.0)]
+    "budget",
+    [SamplingBudget(replays_per_s=0.0, taken_per_s=1.0), SamplingBudget(replays_per_s=1.0, taken_per_s=0.0)],
 )
-def test_an_empty_budget_is_refused(budget: Budget) -> None:
+def test_an_empty_budget_is_refused(budget: SamplingBudget) -> None:
     """To take nothing is to pause."""
     with pytest.raises(ValueError, match="pause"):
         made_of(budget=budget)

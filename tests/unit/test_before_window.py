@@ -8,7 +8,7 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.explain.before_window import ENOUGH, GAP_US, BeforeWindow, find_before_window
-from quantdrift.monitor.explain.sample import Measure, WindowSample, damage_between
+from quantdrift.monitor.explain.sample import ComparedValue, WindowSample, damage_between
 from quantdrift.storage.alerts.evidence import EvidenceItem
 from quantdrift.storage.fold_rows import Episode, TransitionRow, VersionRow
 from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US
@@ -19,7 +19,7 @@ HOUR_US = 3600 * SECOND_US
 DAY_US = 24 * HOUR_US
 ONSET_US = BEGIN_US + 30 * DAY_US
 SLICE, OWN, OLD, OLDER, OTHER = 2, 5, 3, 2, 9
-FLIPS = Measure(metric=Metric.FLIP, kind="budget", cap=1.0)
+FLIPS = ComparedValue(metric=Metric.FLIP, kind="budget", cap=1.0)
 
 
 def version(number: int, first_seen_us: int, model: str = "digits") -> VersionRow:

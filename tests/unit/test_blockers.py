@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from quantdrift.cli.look.blockers import Facts, Port, ago, blockers, notes
-from quantdrift.core.config.schema import Config, Model, Reference, Sidecar, Telemetry
+from quantdrift.cli.look.blockers import Port, StatusFacts, ago, blockers, notes
+from quantdrift.core.config.schema import Config, Model, Reference, Sidecar, TelemetryOptions
 from quantdrift.core.process.states import PartState
 from quantdrift.core.sampling.pause import Order, Pause
 from quantdrift.core.stream.backlog import Waiting
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 CONFIG = Config(
     models=(Model(name="wines", references=(Reference(path="/models/wines.onnx", versions=("*",)),)),),
-    telemetry=Telemetry(otlp_endpoint="http://collector:4317"),
+    telemetry=TelemetryOptions(otlp_endpoint="http://collector:4317"),
 )
 UP = {"sidecar": Port(address="127.0.0.1:9464", answers=True, ready=True)}
 
@@ -47,13 +47,13 @@ def _flow(*models: ModelFlow, **changes: Any) -> Flow:
     return Flow(models={model.model: model for model in models}, **(counts | changes))
 
 
-def _facts(**changes: Any) -> Facts:
+def _facts(**changes: Any) -> StatusFacts:
     known: dict[str, Any] = {
         "flow": _flow(_wines()),
         "waiting": {"wines": Waiting(is_read=True)},
         "ports": UP,
     }
-    return Facts(now=NOW, begin=_ago(60), span="1h", **(known | changes))
+    return StatusFacts(now=NOW, begin=_ago(60), span="1h", **(known | changes))
 
 
 def _late(*, coming: float, leaving: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.callers import (
     ALL_SCOPES,
     THE_TOKEN,
-    Scope,
+    TokenScope,
     find_caller,
     find_certificate,
     find_user,
@@ -22,7 +22,7 @@ from quantdrift.core.config.callers import (
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Way
 from quantdrift.core.sampling.rates import policy_at
-from quantdrift.sidecar.capture.pipeline import Pipeline
+from quantdrift.sidecar.capture.pipeline import CapturePipeline
 from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
@@ -88,7 +88,7 @@ def test_a_token_may_be_for_some_things_only() -> None:
     callers = read_callers(
         line("a", "x", "until=2026-02-01T00:00Z", "may=read,labels", "digits") + "\n" + line("b", "y"), "file"
     )
-    assert [caller.scopes for caller in callers] == [{Scope.READ, Scope.LABELS}, ALL_SCOPES]
+    assert [caller.scopes for caller in callers] == [{TokenScope.READ, TokenScope.LABELS}, ALL_SCOPES]
     assert callers[0].models == ("digits",)
     with pytest.raises(
         OperatorError, match="line 1: may= names something unknown: write one or more of read,"
@@ -195,7 +195,7 @@ def test_a_model_that_only_the_body_names_is_checked_by_the_capture_process(
         counters.slot(0).add(0, count)
     slot = counters.slot(1)
     recorder = Recorder(LiveConfig.of(config), identity_of(Secrets(), "b" * 32, {}))
-    pipeline = Pipeline(recorder, Publisher(config, slot, SystemClock()), slot, rows)
+    pipeline = CapturePipeline(recorder, Publisher(config, slot, SystemClock()), slot, rows)
     meta, request, response = raw_exchange(
         path="/v1/completions",
         request={"model": "words", "prompt": "a"},

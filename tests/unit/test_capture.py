@@ -11,10 +11,10 @@ import pytest
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Secrets
-from quantdrift.core.config.schema import Sampling, Sidecar
+from quantdrift.core.config.schema import SamplingOptions, Sidecar
 from quantdrift.core.records import Loss, ModelCount, Way
 from quantdrift.core.sampling.rates import policy_at
-from quantdrift.sidecar.capture.pipeline import CaptureService, Pipeline
+from quantdrift.sidecar.capture.pipeline import CapturePipeline, CaptureService
 from quantdrift.sidecar.capture.process import Tallies, identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
@@ -30,15 +30,15 @@ SECRETS = Secrets()
 CLOCK = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
 
 
-def desk_of(config: Config) -> tuple[Pipeline, Counters]:
+def desk_of(config: Config) -> tuple[CapturePipeline, Counters]:
     """Return a desk whose publisher is not connected, and its counters."""
     counters = Counters.create(2, 1)
     slot = counters.slot(1)
     recorder = Recorder(LiveConfig.of(config), identity_of(SECRETS, "b" * 32, {}))
-    return Pipeline(recorder, Publisher(config, slot, CLOCK), slot, (Row("default"),)), counters
+    return CapturePipeline(recorder, Publisher(config, slot, CLOCK), slot, (Row("default"),)), counters
 
 
-def handle(desk: Pipeline, n: int = 1, **given: object) -> None:
+def handle(desk: CapturePipeline, n: int = 1, **given: object) -> None:
     """Hand `n` exchanges over."""
     for _ in range(n):
         meta, request, response = raw_exchange(**given)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def test_a_frame_of_no_known_stratum_is_out_of_step() -> None:
 @pytest.mark.unit
 def test_losses_and_thinned_exchanges_are_counted_in_the_last_slot() -> None:
     """Each exchange ends in one count."""
-    desk, counters = desk_of(Config(models=MODELS, sampling=Sampling(body_rate=0.0)))
+    desk, counters = desk_of(Config(models=MODELS, sampling=SamplingOptions(body_rate=0.0)))
     handle(desk, 2)
     handle(desk, 3, status="503 No")
     assert counters.slot(1).count(0, Count.THINNED) == 2
@@ -151,8 +151,8 @@ def test_losses_and_thinned_exchanges_are_counted_in_the_last_slot() -> None:
 @pytest.mark.parametrize(
     ("loss", "config"),
     [
-        (Loss.RATE_CAP, Config(models=MODELS, sampling=Sampling(max_exchanges_per_s=5))),
-        (Loss.BYTE_CAP, Config(models=MODELS, sampling=Sampling(max_bytes_per_s=2000))),
+        (Loss.RATE_CAP, Config(models=MODELS, sampling=SamplingOptions(max_exchanges_per_s=5))),
+        (Loss.BYTE_CAP, Config(models=MODELS, sampling=SamplingOptions(max_bytes_per_s=2000))),
         (Loss.QUEUE_FULL, Config(models=MODELS, sidecar=Sidecar(max_held_bytes=2 * 2000))),
     ],
 )
@@ -211,7 +211,7 @@ def test_losses_are_counted_by_model_once_it_is_known() -> None:
     counters = Counters.create(2, len(settled.rows))
     relay, slot = counters.slot(0), counters.slot(1)
     recorder = Recorder(settled, identity_of(SECRETS, "b" * 32, {}))
-    desk = Pipeline(recorder, Publisher(settled.config, slot, CLOCK), slot, settled.rows)
+    desk = CapturePipeline(recorder, Publisher(settled.config, slot, CLOCK), slot, settled.rows)
     digits = settled.rows.index(Row("default", "digits"))
     relay.add(digits, Count.TAKEN, 2)
     relay.add(0, Count.TAKEN, 3)
@@ -243,7 +243,7 @@ def test_what_has_no_answer_is_lost_by_the_model_that_its_body_names() -> None:
     slot = counters.slot(1)
     recorder = Recorder(settled, identity_of(SECRETS, "b" * 32, {}))
     unknown: list[str] = []
-    desk = Pipeline(
+    desk = CapturePipeline(
         recorder,
         Publisher(settled.config, slot, CLOCK),
         slot,
@@ -287,7 +287,7 @@ def test_a_paused_model_loses_nothing_and_a_sender_reports_on_its_own_models_alo
     counters = Counters.create(2, len(settled.rows))
     slot = counters.slot(1)
     recorder = Recorder(settled, identity_of(SECRETS, "b" * 32, {}))
-    desk = Pipeline(recorder, Publisher(settled.config, slot, CLOCK), slot, settled.rows)
+    desk = CapturePipeline(recorder, Publisher(settled.config, slot, CLOCK), slot, settled.rows)
     counters.slot(0).add(0, Count.TAKEN, 3)
     desk.paused = Paused(models=frozenset({"words"}))
     handle(desk, lost=Loss.TRUNCATED, path="/v1/completions", request={"model": "words", "prompt": "a"})
@@ -333,11 +333,11 @@ async def test_a_worker_may_be_the_first_to_know_of_a_model(tmp_path: Path, adap
 @pytest.mark.unit
 def test_a_limit_is_not_refilled_by_a_configuration_that_keeps_it() -> None:
     """A file that is touched every second must not let more through than the cap says."""
-    config = Config(models=MODELS, sampling=Sampling(max_exchanges_per_s=1))
+    config = Config(models=MODELS, sampling=SamplingOptions(max_exchanges_per_s=1))
     counters = Counters.create(1, 1)
     publisher = Publisher(config, counters.slot(0), CLOCK)
     recorder = Recorder(LiveConfig.of(config), identity_of(SECRETS, "b" * 32, {}))
-    desk = Pipeline(recorder, publisher, counters.slot(0), (Row("default"),))
+    desk = CapturePipeline(recorder, publisher, counters.slot(0), (Row("default"),))
     handle(desk)
     publisher.reconfigure(config)
     handle(desk)

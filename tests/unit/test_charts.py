@@ -16,8 +16,8 @@ from quantdrift.show.charts import (
     NARROW,
     RIGHT,
     WIDE,
-    Mark,
     Point,
+    VerticalLine,
     bars,
     line,
     margin_bars,
@@ -82,7 +82,8 @@ def _plots(draw: st.DrawFn) -> tuple[str, datetime, datetime]:
     kinds = st.sampled_from(["release", "onset", "alert", "decision"])
     marks = draw(
         st.lists(
-            st.builds(lambda at, kind, text: Mark(at=at, kind=kind, text=text), at, kinds, texts), max_size=12
+            st.builds(lambda at, kind, text: VerticalLine(at=at, kind=kind, text=text), at, kinds, texts),
+            max_size=12,
         )
     )
     shares = st.floats(0, 1)
@@ -162,7 +163,7 @@ def test_ticks_are_round_times(span: timedelta, some: set[str]) -> None:
 def test_every_mark_has_its_line_and_its_text_in_a_title() -> None:
     """A text that has no room beside the others is read by pointing at its line."""
     marks = [
-        Mark(at=BEGIN + timedelta(hours=at), kind="decision", text=f"baseline accepted: flips {at}")
+        VerticalLine(at=BEGIN + timedelta(hours=at), kind="decision", text=f"baseline accepted: flips {at}")
         for at in (0, 3, 40, 41, 60, 80, 120, 150, 160, 167)
     ]
     chart = str(line([Point(BEGIN, 0.1, 0.0, 0.2)], BEGIN, END, title="flips", width=HOUR, marks=marks))
@@ -173,7 +174,7 @@ def test_every_mark_has_its_line_and_its_text_in_a_title() -> None:
 def test_the_alert_has_the_right_of_way() -> None:
     """Where two texts have no room beside each other, the alert's is shown."""
     marks = [
-        Mark(at=BEGIN + timedelta(hours=at), kind=kind, text=f"what {kind} says in many words")
+        VerticalLine(at=BEGIN + timedelta(hours=at), kind=kind, text=f"what {kind} says in many words")
         for at, kind in ((60, "decision"), (61, "alert"))
     ]
     chart = str(line([], BEGIN, END, title="flips", width=HOUR, marks=marks))
@@ -207,7 +208,7 @@ def test_a_baseline_is_drawn_at_its_level_between_zero_and_the_budget() -> None:
 
 def test_a_plot_takes_colours_and_width_from_the_page_and_nothing_from_elsewhere() -> None:
     """No colour, font, style, script, image or address of its own; what comes from outside is escaped."""
-    marks = [Mark(at=BEGIN, kind="release", text="<script>")]
+    marks = [VerticalLine(at=BEGIN, kind="release", text="<script>")]
     chart = str(line([Point(BEGIN, 0.1, 0.0, 0.2)], BEGIN, END, title='"><script>', width=HOUR, marks=marks))
     for absent in ("<script", "style", "<image", "font-", "stroke=", "fill=", "http", "id="):
         assert absent not in chart

@@ -12,7 +12,7 @@ from quantdrift.core.config.schema import Config, Notify, Web
 from quantdrift.core.config.watching import WebhookFormat
 from quantdrift.facts.words.text import AlertText, Line, Step
 from quantdrift.monitor.notify.webhook import message
-from quantdrift.storage.alerts.alerts import AlertFact, Delivery
+from quantdrift.storage.alerts.alerts import AlertDelivery, AlertFact
 
 pytestmark = pytest.mark.unit
 
@@ -176,7 +176,7 @@ TEAMS = {
 SCHEMAS = {WebhookFormat.SLACK: SLACK, WebhookFormat.TEAMS: TEAMS}
 
 
-def _delivery(change: str = "opened", text: AlertText = WORDS, **alert: Any) -> Delivery:
+def _delivery(change: str = "opened", text: AlertText = WORDS, **alert: Any) -> AlertDelivery:
     fact = AlertFact(
         id=12,
         version_id=1,
@@ -196,11 +196,11 @@ def _delivery(change: str = "opened", text: AlertText = WORDS, **alert: Any) -> 
         escalations=0,
     )
     alert_then = msgspec.structs.replace(fact, **alert)
-    return Delivery(id=1, attempts=0, change=change, at=AT, alert=alert_then, details={}, text=text)
+    return AlertDelivery(id=1, attempts=0, change=change, at=AT, alert=alert_then, details={}, text=text)
 
 
 def _sent(
-    kind: WebhookFormat, delivery: Delivery, url: str = "https://drift.example", why: str = ""
+    kind: WebhookFormat, delivery: AlertDelivery, url: str = "https://drift.example", why: str = ""
 ) -> tuple[Any, str]:
     """Return a message that fits the schema of its chat, and its text."""
     import jsonschema  # 3 s of processor time

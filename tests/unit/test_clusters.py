@@ -9,7 +9,7 @@ import pytest
 
 from quantdrift.core.clusters import Clustering
 from quantdrift.drift.clusters.describe import traits_of
-from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
+from quantdrift.drift.clusters.fit import ClusterSample, Fitted, Naming, fit_clusters
 
 pytestmark = pytest.mark.unit
 
@@ -17,11 +17,11 @@ PLACES = np.random.default_rng(3).normal(size=(6, 8)) * 10
 NAMING = Naming(model="m", reference_digest="d", version=1, space="pool", attributes=("header.kind",))
 
 
-def _sample(kinds: Sequence[int], seed: int, n: int = 120) -> Sample:
+def _sample(kinds: Sequence[int], seed: int, n: int = 120) -> ClusterSample:
     """Return `n` vectors around the place of each kind."""
     generator = np.random.default_rng(seed)
     of_row = np.repeat(np.asarray(kinds), n)
-    return Sample(
+    return ClusterSample(
         vectors=(PLACES[of_row] + generator.normal(size=(len(of_row), 8))).astype(np.float32),
         weights=np.ones(len(of_row)),
         exchanges=[f"{seed}-{place}" for place in range(len(of_row))],
@@ -147,7 +147,7 @@ def test_what_was_never_seen_is_novel_and_what_was_is_not() -> None:
 def test_odd_samples_give_a_clustering_that_can_be_used(vectors: npt.NDArray[np.float32]) -> None:
     """Equal vectors, a single one, one without a value, one at the end of float32, and a line."""
     n = len(vectors)
-    sample = Sample(
+    sample = ClusterSample(
         vectors=vectors,
         weights=np.ones(n),
         exchanges=[str(place) for place in range(n)],

@@ -3,7 +3,16 @@
 import pytest
 
 from quantdrift.core.config.connections import connection_problems, connections
-from quantdrift.core.config.schema import Capture, Config, Model, Notify, Sampling, Slice, Stream, Telemetry
+from quantdrift.core.config.schema import (
+    Capture,
+    Config,
+    Model,
+    Notify,
+    SamplingOptions,
+    Slice,
+    Stream,
+    TelemetryOptions,
+)
 from quantdrift.core.config.state import (
     changed_options,
     config_digest,
@@ -33,7 +42,7 @@ def test_only_what_differs_from_its_default_is_named() -> None:
 )
 def test_no_credentials_are_stored(url: str) -> None:
     """Of an address with a user or parameters only the scheme is left, whatever signs the password has."""
-    options = config_state(Config(stream=Stream(url=url), telemetry=Telemetry(otlp_endpoint=url)))
+    options = config_state(Config(stream=Stream(url=url), telemetry=TelemetryOptions(otlp_endpoint=url)))
     scheme = url.partition("://")[0]
     assert set(options.values()) == {f"{scheme}://(not shown)"}
 
@@ -69,7 +78,7 @@ def test_the_shared_digest_is_of_what_all_parts_must_have_alike() -> None:
     changes = (
         {"models": (Model(name="digits"),)},
         {"slices": (Slice(name="s", header="x-s"),)},
-        {"sampling": Sampling(rate=0.5)},
+        {"sampling": SamplingOptions(rate=0.5)},
         {"capture": Capture(headers=("x-s",))},
     )
     digests = {shared_digest(Config(**change)) for change in changes}

@@ -9,7 +9,7 @@ from quantdrift.demo.model import Quality
 from quantdrift.demo.otlp_receiver import Event
 from quantdrift.demo.outcome import SLICE, VERDICT, RunOutcome
 from quantdrift.demo.scans import Scanner
-from quantdrift.demo.watch import ARCHIVE, SliceState, Snapshot
+from quantdrift.demo.watch import ARCHIVE, Moment, ShownSlice
 
 pytestmark = pytest.mark.unit
 
@@ -19,8 +19,8 @@ def _event(slice_: str, verdict: str) -> Event:
     return Event(name="e", severity=17, body="", time_unix_nano=0, attributes=attributes, resource={})
 
 
-def _snapshot(verdict: str) -> Snapshot:
-    aggregate = SliceState(
+def _snapshot(verdict: str) -> Moment:
+    aggregate = ShownSlice(
         slice="all",
         verdict=verdict,
         reason="",
@@ -33,7 +33,7 @@ def _snapshot(verdict: str) -> Snapshot:
         divergence_mean=None,
         divergence_budget=None,
     )
-    return Snapshot(slices=(aggregate,))
+    return Moment(slices=(aggregate,))
 
 
 def test_the_run_is_good_when_only_the_archive_fired_and_the_aggregate_is_ok() -> None:
@@ -60,7 +60,7 @@ def test_every_problem_is_listed(events: tuple[Event, ...], verdict: str, failed
 
 def test_an_aggregate_that_nobody_knows_is_a_problem() -> None:
     """Silence is not health."""
-    outcome = RunOutcome(events=(_event(ARCHIVE, "firing"),), snapshot=Snapshot(), failed=0)
+    outcome = RunOutcome(events=(_event(ARCHIVE, "firing"),), snapshot=Moment(), failed=0)
     assert outcome.problems() == ["all traffic together is not known, and must be OK"]
 
 
@@ -81,7 +81,7 @@ def test_all_traffic_is_called_fine_only_where_its_figures_are(
     seen = msgspec.structs.replace(
         aggregate, flip_mean=mean, flip_budget=0.01, divergence_mean=divergence, divergence_budget=0.04
     )
-    outcome = RunOutcome(events=(), snapshot=Snapshot(slices=(seen,)), failed=0)
+    outcome = RunOutcome(events=(), snapshot=Moment(slices=(seen,)), failed=0)
     assert (
         outcome.conclusion()
         == f"The archive's slice fired; no other did, and all traffic taken together {said}"
@@ -94,7 +94,7 @@ def test_what_decided_is_what_the_first_line_of_the_alert_says() -> None:
         msgspec.structs.replace(_event(ARCHIVE, verdict), body=f"digits 1: {said}.\nConfidence: likely.")
         for verdict, said in (("warning", "a few"), ("firing", "5 % of answers changed"), ("ok", "nothing"))
     ]
-    assert RunOutcome(events=tuple(events), snapshot=Snapshot(), failed=0).decided() == {
+    assert RunOutcome(events=tuple(events), snapshot=Moment(), failed=0).decided() == {
         ARCHIVE: "5 % of answers changed."
     }
 
@@ -115,7 +115,7 @@ def test_each_share_of_one_slice_is_named_with_the_pages_that_it_is_of() -> None
         flip=0.0495,
         divergence=0.08,
     )
-    snapshot = Snapshot(slices=(aggregate, archive))
+    snapshot = Moment(slices=(aggregate, archive))
     figures = RunOutcome(events=(event,), snapshot=snapshot, failed=0).figures(served).splitlines()
     assert figures[:3] == [
         "  4.77%  when it paged: 1,311 readers since the drift began",

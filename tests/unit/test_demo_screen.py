@@ -8,14 +8,14 @@ from rich.console import Console
 from quantdrift.demo.model import Quality
 from quantdrift.demo.otlp_receiver import Event
 from quantdrift.demo.scans import Scanner
-from quantdrift.demo.screen import Screen, View, evidence_bar
-from quantdrift.demo.watch import SliceState, Snapshot
+from quantdrift.demo.screen import Screen, ScreenView, evidence_bar
+from quantdrift.demo.watch import Moment, ShownSlice
 
 pytestmark = pytest.mark.unit
 
 
-def _slice(name: str, verdict: str, evidence: float | None, mean: float | None) -> SliceState:
-    return SliceState(
+def _slice(name: str, verdict: str, evidence: float | None, mean: float | None) -> ShownSlice:
+    return ShownSlice(
         slice=name,
         verdict=verdict,
         reason="",
@@ -30,12 +30,12 @@ def _slice(name: str, verdict: str, evidence: float | None, mean: float | None) 
     )
 
 
-def _view(elapsed_s: float) -> View:
+def _view(elapsed_s: float) -> ScreenView:
     slices = (_slice("all", "ok", 1e-3, 0.003), _slice("scanner=archive", "unknown", None, None))
-    return View(
+    return ScreenView(
         phase="1. healthy",
         elapsed_s=elapsed_s,
-        snapshot=Snapshot(offered=5_000, taken=1_000, replayed=990, slices=slices),
+        snapshot=Moment(offered=5_000, taken=1_000, replayed=990, slices=slices),
         failed=0,
     )
 
@@ -75,9 +75,9 @@ def test_a_line_of_a_log_file_fits_on_a_screen() -> None:
         _slice("scanner=mobile", "unknown", None, None),
         _slice("scanner=archive", "firing", 1.0, 0.0712),
     )
-    snapshot = Snapshot(offered=123_456, taken=65_432, replayed=65_321, lost=12, slices=slices, stale=True)
+    snapshot = Moment(offered=123_456, taken=65_432, replayed=65_321, lost=12, slices=slices, stale=True)
     with screen:
-        screen.show(View(phase="", elapsed_s=412.0, snapshot=snapshot, failed=3))
+        screen.show(ScreenView(phase="", elapsed_s=412.0, snapshot=snapshot, failed=3))
     (line,) = text.getvalue().splitlines()
     assert line.startswith(
         " 412 s  123,456 requests, 65,321 replayed, 12 lost, 3 failed | all OK 0.31%, archive drifted 7.12%,"
@@ -90,7 +90,7 @@ def test_a_line_without_slices_ends_with_its_counts() -> None:
     """Before the first comparison there is nothing to set apart."""
     screen, text = _screen(terminal=False)
     with screen:
-        screen.show(View(phase="", elapsed_s=0.0, snapshot=Snapshot(offered=5), failed=0))
+        screen.show(ScreenView(phase="", elapsed_s=0.0, snapshot=Moment(offered=5), failed=0))
     assert text.getvalue() == "   0 s  5 requests, 0 replayed\n"
 
 
@@ -109,7 +109,7 @@ def test_a_firing_slice_has_a_full_bar_although_its_evidence_was_reset() -> None
     screen, text = _screen(terminal=True)
     slices = (_slice("scanner=archive", "firing", 0.0, 0.05),)
     with screen:
-        screen.show(View(phase="", elapsed_s=0.0, snapshot=Snapshot(slices=slices), failed=0))
+        screen.show(ScreenView(phase="", elapsed_s=0.0, snapshot=Moment(slices=slices), failed=0))
     assert evidence_bar(1.0) in text.getvalue()
 
 

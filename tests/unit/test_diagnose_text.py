@@ -20,8 +20,8 @@ from quantdrift.facts.diagnosis import (
     DiagnosisVerdict,
     NamedTensor,
     OffTensor,
-    Origin,
     WeightFault,
+    WeightsOrigin,
 )
 from quantdrift.facts.words.diagnosis import diagnosed, sentence_of
 
@@ -95,7 +95,7 @@ def _faulty(fault: WeightFault, share: float, *channels: int) -> Diagnosis:
     off = OffTensor(site=0, fault=fault, share=share, channels=channels)
     return _told(
         blamed=(_weight(off=(off,)),),
-        origin=Origin.FAULTS,
+        origin=WeightsOrigin.FAULTS,
         off=(NamedTensor(site="W:conv1", tensor=off),),
         n_moved=1,
     )
@@ -111,7 +111,9 @@ CASES = {
     "bias": _faulty(WeightFault.BIAS, 1.0),
     "zero-point": _faulty(WeightFault.SHIFT, 0.98),
     "values": _faulty(WeightFault.VALUES, 0.9999),
-    "moved-on-purpose": _told(blamed=(_weight(off=(MOVED,)),), origin=Origin.MOVED, n_moved=18, n_tensors=20),
+    "moved-on-purpose": _told(
+        blamed=(_weight(off=(MOVED,)),), origin=WeightsOrigin.MOVED, n_moved=18, n_tensors=20
+    ),
     "saturation": _told(causes=(Cause.SATURATION,), blamed=(RANGE,)),
     "range-of-every-slice": _told(
         causes=(Cause.SATURATION, Cause.NOT_THIS_SLICE), blamed=(RANGE,), elsewhere=0.1

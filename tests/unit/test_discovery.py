@@ -7,8 +7,15 @@ import pytest
 
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.drift.discovery.conditions import edges_of
-from quantdrift.drift.discovery.items import MOST_KEYS, MOST_VALUES, Gathering, Items
-from quantdrift.drift.discovery.search import FoundSlice, GivenUpError, Limits, Search, overlap, search
+from quantdrift.drift.discovery.items import MOST_KEYS, MOST_VALUES, Gathering, SearchItems
+from quantdrift.drift.discovery.search import (
+    FoundSlice,
+    GivenUpError,
+    SearchLimits,
+    SearchResult,
+    overlap,
+    search,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -28,7 +35,7 @@ class Traffic:
         self.rate = np.full(n, 0.005)
         self.pi = np.ones(n)
 
-    def items(self) -> Items:
+    def items(self) -> SearchItems:
         """Return the items, two in each exchange, with flips and KL at their rates."""
         flips = self.rng.random(len(self.rate)) < self.rate
         divergence = np.minimum(self.rng.lognormal(-8, 1, len(flips)) + 0.02 * flips, 1.0)
@@ -51,9 +58,11 @@ class Traffic:
         return gathering.items()
 
 
-def found_in(items: Items, bounds: Mapping[Metric, float] | None = None, **limits: float) -> Search:
+def found_in(
+    items: SearchItems, bounds: Mapping[Metric, float] | None = None, **limits: float
+) -> SearchResult:
     """Search with the defaults but for `limits`."""
-    return search(items, bounds or {Metric.FLIP: 0.01, Metric.DIVERGENCE: 0.01}, Limits(**limits))  # type: ignore[arg-type]
+    return search(items, bounds or {Metric.FLIP: 0.01, Metric.DIVERGENCE: 0.01}, SearchLimits(**limits))  # type: ignore[arg-type]
 
 
 def test_nothing_is_found_where_divergence_concentrates_nowhere() -> None:
@@ -115,7 +124,7 @@ def test_weights_undo_the_sampling() -> None:
         setattr(traffic, name, getattr(traffic, name)[keep])
     gain = Predicate(key="header.x-scanner", equals="gain")
 
-    def mean_of_gain(items: Items) -> float:
+    def mean_of_gain(items: SearchItems) -> float:
         inside = items.members((gain,))
         return float(np.average(items.signals[Metric.FLIP][inside], weights=items.weight[inside]))
 
@@ -178,7 +187,7 @@ def test_a_search_ends_when_it_is_cancelled() -> None:
     """At the next of many points, and finds nothing then."""
     asked = iter(range(10_000))
     with pytest.raises(GivenUpError):
-        search(Traffic().items(), {Metric.FLIP: 0.01}, Limits(), lambda: next(asked) > 40)
+        search(Traffic().items(), {Metric.FLIP: 0.01}, SearchLimits(), lambda: next(asked) > 40)
 
 
 def test_without_items_or_signals_nothing_is_found() -> None:

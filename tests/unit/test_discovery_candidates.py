@@ -8,7 +8,7 @@ import pytest
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey, slice_of
-from quantdrift.drift.discovery.items import Gathering, Items
+from quantdrift.drift.discovery.items import Gathering, SearchItems
 from quantdrift.drift.discovery.search import FoundSlice
 from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS, decide, new_candidate, origins, with_traffic
 from quantdrift.monitor.discovery.limits import DiscoveryLimits
@@ -188,7 +188,7 @@ def test_who_waits_takes_the_place_of_what_is_retired() -> None:
     assert waiting == {"digits": 1}
 
 
-def traffic() -> Items:
+def traffic() -> SearchItems:
     """Return 1,000 items: a tenth is faint, contrast rises from 0 to 1."""
     gathering = Gathering()
     for index in range(1000):

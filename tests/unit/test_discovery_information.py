@@ -7,20 +7,20 @@ import pytest
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.drift.discovery.information import (
     GLIMPSED,
-    Choice,
+    KeyChoice,
     attribute_information,
     feature_information,
     informative_keys,
 )
-from quantdrift.drift.discovery.items import MOST_KEYS, Gathering, Items
-from quantdrift.drift.discovery.search import Limits, search
+from quantdrift.drift.discovery.items import MOST_KEYS, Gathering, SearchItems
+from quantdrift.drift.discovery.search import SearchLimits, search
 
 pytestmark = pytest.mark.unit
 
 N = 2_000
 
 
-def glimpse() -> Items:
+def glimpse() -> SearchItems:
     """Return items with four sites, one region, a request id, a rare flag, and a feature that says much."""
     gathering = Gathering()
     for index in range(N):
@@ -67,7 +67,7 @@ def test_a_key_that_is_in_use_has_a_place_whatever_it_says() -> None:
 @pytest.mark.slow
 def test_the_fault_is_found_behind_a_hundred_attributes_that_say_nothing() -> None:
     """Its attribute is the last one recorded: by order it had no place."""
-    choice = Choice(0.005, 10)
+    choice = KeyChoice(0.005, 10)
     plain = Gathering()
     for index in range(GLIMPSED + 1_000):
         bad = index % 10 == 0
@@ -76,16 +76,16 @@ def test_the_fault_is_found_behind_a_hundred_attributes_that_say_nothing() -> No
         flip = float(bad and index % 3 == 0)
         for taking in (choice, plain):
             taking.add(str(index), 1.0, attributes, {}, {Metric.FLIP: flip})
-    found = search(choice.items(), {Metric.FLIP: 0.1}, Limits()).found
+    found = search(choice.items(), {Metric.FLIP: 0.1}, SearchLimits()).found
     assert [one.where for one in found] == [(Predicate(key="header.z", equals="bad"),)]
-    assert search(plain.items(), {Metric.FLIP: 0.1}, Limits()).found == ()
+    assert search(plain.items(), {Metric.FLIP: 0.1}, SearchLimits()).found == ()
     items = choice.items()
     assert (len(items), len(items.codes), items.n_left_out) == (GLIMPSED + 1_000, MOST_KEYS, 101 - MOST_KEYS)
 
 
 def test_what_is_met_later_takes_the_places_that_are_left() -> None:
     """Also when the first items had it not; few items are all there are."""
-    choice = Choice(0.005, 10)
+    choice = KeyChoice(0.005, 10)
     for index in range(GLIMPSED):
         choice.add(str(index), 1.0, {"header.site": "s"}, {}, {})
     choice.add("late", 1.0, {"header.late": "x"}, {"feature.late": 1.0}, {})
@@ -93,6 +93,6 @@ def test_what_is_met_later_takes_the_places_that_are_left() -> None:
     assert set(items.levels) == {"header.site", "header.late"}
     assert set(items.numbers) == {"feature.late"}
     assert items.n_left_out == 0
-    few = Choice(0.005, 10)
+    few = KeyChoice(0.005, 10)
     few.add("one", 1.0, {"header.site": "s"}, {}, {})
-    assert (len(few.items()), len(Choice(0.005, 10).items())) == (1, 0)
+    assert (len(few.items()), len(KeyChoice(0.005, 10).items())) == (1, 0)

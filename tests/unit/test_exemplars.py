@@ -9,7 +9,7 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.records import ExemplarKind, Way
 from quantdrift.core.slices import SliceKey
 from quantdrift.core.stream.config import EXEMPLARS_EACH, exemplars
-from quantdrift.shadow.pipeline.exemplars import Chooser, Chosen
+from quantdrift.shadow.pipeline.exemplars import Chooser, ChosenExemplar
 from quantdrift.storage.comparisons.rows import ComparedExchange
 from tests.support.shadow.compared_exchanges import ARCHIVE, compared_of, item_of
 
@@ -27,7 +27,7 @@ def clock() -> ManualClock:
     return ManualClock(datetime(2026, 11, 23, tzinfo=UTC))
 
 
-def damaged_of(chooser: Chooser, exchanges: Sequence[ComparedExchange]) -> list[Chosen]:
+def damaged_of(chooser: Chooser, exchanges: Sequence[ComparedExchange]) -> list[ChosenExemplar]:
     """Return what is chosen as damaged from a batch."""
     return [one for one in chooser.choose(exchanges) if one.kind is ExemplarKind.DAMAGED]
 

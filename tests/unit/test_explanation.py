@@ -15,7 +15,7 @@ from quantdrift.facts.words.details import details
 from quantdrift.monitor.explain.explain import findings
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
 from quantdrift.monitor.explain.sample import (
-    Measure,
+    ComparedValue,
     WindowSample,
     level_of,
     measure_of,
@@ -269,7 +269,7 @@ def test_what_is_looked_at_follows_the_detector_that_decided() -> None:
     assert level_of(event_with(**DETAILS).evidence, 0.25) == 0.01
     assert level_of(event_with(**DETAILS, detector=CHANGE.kind).evidence, 0.25) == pytest.approx(0.0025)
     mean = measure_of(event_with(metric="divergence", budget=0.02).evidence, 2.0)
-    assert mean == Measure(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=2.0)
+    assert mean == ComparedValue(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=2.0)
     assert mean.of(item(0, (), divergence=float("inf"))) == 2.0
 
 
@@ -445,7 +445,7 @@ def test_a_part_that_rose_is_not_called_the_reason_of_a_fall() -> None:
 
 def test_without_margins_nothing_is_said_of_them() -> None:
     """Only classes have close calls: of other tasks neither a cause nor a lack of margins is told."""
-    measure, cap = Measure(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=2.0), 2.0
+    measure, cap = ComparedValue(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=2.0), 2.0
     before, after = (
         WindowSample([item(number, (ALL,), margin=None, divergence=level) for number in range(200)])
         for level in (0.001, 0.1)
@@ -458,7 +458,7 @@ def test_without_margins_nothing_is_said_of_them() -> None:
 
 def test_outputs_that_are_not_finite_are_reported_by_their_weight() -> None:
     """Of every task, whatever else is known; nothing is said where all are numbers, and no `before` of no window."""
-    measure, cap = Measure(metric=Metric.FLIP, kind=BUDGET.kind, cap=1.0), 2.0
+    measure, cap = ComparedValue(metric=Metric.FLIP, kind=BUDGET.kind, cap=1.0), 2.0
     before = WindowSample([item(number, (ALL,), margin=None) for number in range(100)])
     spoilt = [item(number, (ALL,), margin=None, not_finite=number < 10, pi=0.5) for number in range(20)]
     kept = [item(number, (ALL,), margin=None) for number in range(20, 40)]

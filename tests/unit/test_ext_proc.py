@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from quantdrift.cli.main import main
-from quantdrift.core.config import Config, Sampling, Secrets
+from quantdrift.core.config import Config, SamplingOptions, Secrets
 from quantdrift.core.config.schema import Intake
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.handoff.frame import RELAYED
 from quantdrift.sidecar.intake import ext_proc_pb2 as wire
-from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Stream, StreamLimits
+from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, ExchangeStream, StreamLimits
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.counters import Count, Gauge
 from quantdrift.sidecar.supervisor import serve
@@ -44,14 +44,16 @@ GRPC = {"content-type": "application/grpc+proto", "te": "trailers"}
 class Told:
     """Streams that share a bench's scope."""
 
-    def __init__(self, sampling: Sampling | None = None, limit_bytes: int = 1 << 20, **bounds: Any) -> None:
+    def __init__(
+        self, sampling: SamplingOptions | None = None, limit_bytes: int = 1 << 20, **bounds: Any
+    ) -> None:
         self.bench = Bench(sampling, **bounds)
         self.entrance = Gateway(self.bench.scope)
         self.room = StreamLimits(Config(intake=Intake(max_pending_bytes=limit_bytes)), self.entrance)
 
-    def stream(self) -> Stream:
+    def stream(self) -> ExchangeStream:
         """Return a new one."""
-        return Stream(self.entrance, self.room, RELAYED)
+        return ExchangeStream(self.entrance, self.room, RELAYED)
 
     def tell(self, messages: Iterable[bytes]) -> int:
         """Tell an exchange until no more is wanted, and end; return how many messages were taken."""
@@ -174,7 +176,7 @@ def test_a_stream_without_an_inference_is_closed_after_one_message(
 
 def test_what_is_not_taken_is_closed_after_its_headers() -> None:
     """It was offered, and costs no further message."""
-    told = Told(Sampling(rate=0.0))
+    told = Told(SamplingOptions(rate=0.0))
     assert told.tell(exchange()) == 1
     assert told.bench.slot.count(0, Count.OFFERED) == 1
     assert told.bench.slot.count(0, Count.TAKEN) == 0

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from quantdrift.core.config import Capture, Sampling
+from quantdrift.core.config import Capture, SamplingOptions
 from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import EPOCH_S, epoch_salt, uniform
 from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash
@@ -19,7 +19,7 @@ PATH = b"/v2/models/digits/infer"
 
 def sampler(now_s: float = 0.0, **options: object) -> Sampler:
     """Return a sampler with the secret `s`."""
-    return Sampler(Sampling(**options), b"s", ExchangeIds(), now_s)  # type: ignore[arg-type]
+    return Sampler(SamplingOptions(**options), b"s", ExchangeIds(), now_s)  # type: ignore[arg-type]
 
 
 def draw(of: Sampler, *fields: bytes, path: bytes = PATH) -> Draw:

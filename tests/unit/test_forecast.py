@@ -3,13 +3,18 @@
 import msgspec
 import pytest
 
-from quantdrift.core.config.schema import Budget, Capture, Config, Model, Slice
-from quantdrift.core.config.schema import Sampling as SamplingOptions
+from quantdrift.core.config.schema import Budget, Capture, Config, Model, SamplingOptions, Slice
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.slices import SliceKey
 from quantdrift.facts.plan import Forecast, SliceForecast
-from quantdrift.monitor.planning.forecast import N_REQUESTS, ForecastQuestion, Population, Traffic, forecast
+from quantdrift.monitor.planning.forecast import (
+    N_REQUESTS,
+    ForecastQuestion,
+    ModelTraffic,
+    Population,
+    forecast,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -28,16 +33,16 @@ def _slice(value: str) -> SliceKey:
     return SliceKey(model="digits", name=f"scanner={value}", predicate=f"is {value}", where=where)
 
 
-TRAFFIC = Traffic(
+TRAFFIC = ModelTraffic(
     model="digits",
     requests_per_s=100.0,
     slices=((_slice("archive"), 0.01), (_slice("faint"), 0.02)),
 )
-WITH_RARE = Traffic(model="digits", requests_per_s=100.0, slices=((_slice("ghost"), 0.000_01),))
+WITH_RARE = ModelTraffic(model="digits", requests_per_s=100.0, slices=((_slice("ghost"), 0.000_01),))
 
 
 def _forecast(
-    question: ForecastQuestion | None = None, config: Config = CONFIG, traffic: Traffic = TRAFFIC
+    question: ForecastQuestion | None = None, config: Config = CONFIG, traffic: ModelTraffic = TRAFFIC
 ) -> tuple[Forecast, dict[str, SliceForecast]]:
     found = forecast(config, policy_of(config.sampling, "plan"), traffic, question or ForecastQuestion())
     return found, {one.slice: one for one in found.slices}

@@ -11,7 +11,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import Columns, Observation, slice_groups
-from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.monitor.fold.inclusion import RememberedRates
 from quantdrift.storage.fold_rows import ComparisonRow
 from tests.support.monitor.fold_stream import ALL_ID, CATALOG, batches
 
@@ -65,7 +65,7 @@ def taken(rng: np.random.Generator, policy_id: int) -> list[ComparisonRow]:
     return found
 
 
-def shown(row: ComparisonRow, rates: Rates) -> dict[SignalKey, FloatArray]:
+def shown(row: ComparisonRow, rates: RememberedRates) -> dict[SignalKey, FloatArray]:
     """Return what an exchange of one item shows of each signal."""
     observed = [Observation(0, (row,), row.captured_us, closed=False)]
     columns = Columns(observed)
@@ -79,7 +79,7 @@ def shown(row: ComparisonRow, rates: Rates) -> dict[SignalKey, FloatArray]:
 def test_detectors_without_weights_see_the_same_mix_of_margins_under_every_policy() -> None:
     """Boosting close calls eightfold leaves them half of what is seen, within 5 standard errors; all of them is 89 %."""
     rng = np.random.default_rng(4)
-    rates = Rates()
+    rates = RememberedRates()
     for policy_id in (1, 2):
         rows = taken(rng, policy_id)
         seen = [values for row in rows if (values := shown(row, rates))]
@@ -97,4 +97,4 @@ def test_what_was_taken_with_less_than_its_policy_says_shows_nothing() -> None:
     row = msgspec.structs.replace(
         TEMPLATE, policy_id=1, slice_ids=(ALL_ID,), pi1=0.01, pi2=1.0, u1=0.0, u2=0.0
     )
-    assert shown(row, Rates()) == {}
+    assert shown(row, RememberedRates()) == {}

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from quantdrift.cli.look.blockers import Facts, Port
+from quantdrift.cli.look.blockers import Port, StatusFacts
 from quantdrift.cli.look.guide import expected, expected_lines, guide, steps
-from quantdrift.core.config.schema import Config, Model, Monitor, Notify, Reference, Sampling
+from quantdrift.core.config.schema import Config, Model, Monitor, Notify, Reference, SamplingOptions
 from quantdrift.core.stream.backlog import Waiting
 from quantdrift.storage.account.flow import AwaitedSlice, Flow, FlowRates, FlowStep, ModelFlow
 
@@ -29,7 +29,7 @@ def _step(n: int) -> FlowStep:
     return FlowStep(recent=n, total=n, last=NOW)
 
 
-def _facts(model: ModelFlow | None) -> Facts:
+def _facts(model: ModelFlow | None) -> StatusFacts:
     n = 0 if model is None else model.offered.total
     flow = Flow(
         models={} if model is None else {"wines": model},
@@ -38,7 +38,7 @@ def _facts(model: ModelFlow | None) -> Facts:
         tallied_at=NOW,
         is_led=True,
     )
-    return Facts(
+    return StatusFacts(
         now=NOW,
         begin=NOW - timedelta(hours=1),
         span="1h",
@@ -53,7 +53,7 @@ def _wines(n: int, **changes: Any) -> ModelFlow:
     return ModelFlow(model="wines", **counts, **changes)
 
 
-def _rows(config: Config, facts: Facts) -> list[tuple[str, str]]:
+def _rows(config: Config, facts: StatusFacts) -> list[tuple[str, str]]:
     return list(guide(steps(config, facts)))
 
 
@@ -69,7 +69,7 @@ def test_what_is_done_what_is_next_and_what_comes_then() -> None:
 
 def test_nothing_configured_and_nothing_running_begins_with_init() -> None:
     """The step after it names the parts that are away."""
-    rows = _rows(Config(), Facts(now=NOW, begin=NOW, span="1h"))
+    rows = _rows(Config(), StatusFacts(now=NOW, begin=NOW, span="1h"))
     assert rows[0] == (
         "next",
         "describe a model and its reference: `quantdrift init MODEL.onnx` writes the configuration",
@@ -104,7 +104,7 @@ def test_without_a_rate_no_time_is_promised() -> None:
 
 def test_people_count_once() -> None:
     """With four exchanges of each person a slice has its 300 people four times as late."""
-    config = msgspec.structs.replace(CONFIG, sampling=Sampling(sticky_header="x-user"))
+    config = msgspec.structs.replace(CONFIG, sampling=SamplingOptions(sticky_header="x-user"))
     rates = FlowRates(leaving=2.0)
     model = _wines(960, verdicts={"unknown": 1}, awaited=(ARCHIVE,), rates=rates)
     assert expected(config, model)[0].expected_s == pytest.approx(720.0)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config import Sampling
+from quantdrift.core.config import SamplingOptions
 from quantdrift.core.records import HeaderStratum, Loss
 from quantdrift.sidecar.relay.http1.observer import Http1Observer, with_close
 from quantdrift.sidecar.relay.observing.heads import parse_request
@@ -25,7 +25,9 @@ def follow(bench: Bench, *steps: tuple[str, bytes]) -> Http1Observer:
 
 def test_an_exchange_is_handed_over_as_it_was_on_the_wire() -> None:
     """Bytes, lengths of heads, probability and stratum are told; the memory is given back."""
-    bench = Bench(Sampling(rate=1.0, header_strata=(HeaderStratum(name="a", rate=1.0, headers={"a": "b"}),)))
+    bench = Bench(
+        SamplingOptions(rate=1.0, header_strata=(HeaderStratum(name="a", rate=1.0, headers={"a": "b"}),))
+    )
     request, response = post(b"in", fields=b"A: b\r\n"), answer(b"out")
     observer = follow(bench, (">", request), ("<", response))
     assert bench.pairs == [(request, response)]
@@ -105,7 +107,7 @@ def test_only_short_heads_are_remembered() -> None:
 
 def test_exchanges_that_are_not_sampled_are_counted_and_not_buffered() -> None:
     """The offered count is exact whatever the rate."""
-    bench = Bench(Sampling(rate=0.0))
+    bench = Bench(SamplingOptions(rate=0.0))
     follow(bench, (">", post(b"x" * 10)[:-1]))
     assert bench.slot.count(0, Count.OFFERED) == 1
     assert bench.slot.count(0, Count.TAKEN) == 0
@@ -276,7 +278,7 @@ def test_a_body_that_was_not_taken_is_followed_by_its_length_alone() -> None:
     """Most of a large body need not be copied to be seen; one that was taken is asked for whole."""
     request = post(b"x" * 100)
     for rate, expected in ((0.0, 90), (1.0, 0)):
-        bench = Bench(Sampling(rate=rate))
+        bench = Bench(SamplingOptions(rate=rate))
         observer = Http1Observer(bench.scope)
         observer.request(request[:-90])
         assert observer.skip_request(40) + observer.skip_request(200) == expected

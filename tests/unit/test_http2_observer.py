@@ -7,7 +7,7 @@ import pytest
 from hpack import Encoder
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config import Sampling
+from quantdrift.core.config import SamplingOptions
 from quantdrift.core.records import HeaderStratum, Loss, Protocol
 from quantdrift.sidecar.relay.http2.frames import PREFACE
 from quantdrift.sidecar.relay.http2.observer import Http2Observer
@@ -69,7 +69,9 @@ def answered(ends: Ends, stream: int, body: bytes = b"out", *extra: tuple[str, s
 
 def test_an_exchange_is_handed_over_as_http1_would_have_it() -> None:
     """Heads without pseudo-headers, trailers among the response's, contents without frames; the memory is given back."""
-    sampling = Sampling(rate=1.0, header_strata=(HeaderStratum(name="a", rate=1.0, headers={"x-a": "b"}),))
+    sampling = SamplingOptions(
+        rate=1.0, header_strata=(HeaderStratum(name="a", rate=1.0, headers={"x-a": "b"}),)
+    )
     bench, ends = Bench(sampling), Ends()
     observer = follow(bench, (">", asked(ends, 1, b"in", ("x-a", "b"))), ("<", answered(ends, 1)))
     assert bench.pairs == [(REQUEST_HEAD + b"x-a: b\r\n\r\nin", ENDED + b"out")]
@@ -189,7 +191,7 @@ def test_a_call_that_may_have_been_meant_as_inference_is_counted_apart(path: str
 def test_exchanges_that_are_not_sampled_are_counted_and_not_buffered() -> None:
     """Its headers are followed all the same: the state of the next ones depends on them."""
     strata = (HeaderStratum(name="a", rate=1.0, headers={"x-a": "b"}),)
-    bench, ends = Bench(Sampling(rate=0.0, header_strata=strata)), Ends()
+    bench, ends = Bench(SamplingOptions(rate=0.0, header_strata=strata)), Ends()
     observer = follow(bench)
     for stream in range(1, 9, 2):
         observer.request(asked(ends, stream, b"x" * 100, ("x-a", "c"), ("x-n", str(stream))))
@@ -206,7 +208,7 @@ def test_another_configuration_holds_from_the_next_request_on() -> None:
     """Also for headers that were met before it."""
     bench, ends = Bench(), Ends()
     observer = follow(bench, (">", asked(ends, 1)), ("<", answered(ends, 1)), (">", asked(ends, 3)))
-    sampler = Sampler(Sampling(rate=0.0), b"secret", ExchangeIds(), 0.0)
+    sampler = Sampler(SamplingOptions(rate=0.0), b"secret", ExchangeIds(), 0.0)
     bench.scope.reconfigure(bench.sidecar, Routes(Protocol), sampler)
     observer.request(asked(ends, 5))
     bench.scope.reconfigure(bench.sidecar, Routes([]), sampler)
@@ -219,7 +221,7 @@ def test_another_configuration_holds_from_the_next_request_on() -> None:
 def test_the_sampler_sees_the_authority_as_host() -> None:
     """A stratum by host holds in both versions of HTTP."""
     strata = (HeaderStratum(name="a", rate=1.0, headers={"host": "h:1"}),)
-    bench, ends = Bench(Sampling(rate=0.0, header_strata=strata)), Ends()
+    bench, ends = Bench(SamplingOptions(rate=0.0, header_strata=strata)), Ends()
     follow(
         bench,
         (">", asked(ends, 1)),
@@ -463,7 +465,7 @@ def test_idle_is_between_streams_and_between_frames() -> None:
 def test_open_streams_and_header_tables_share_a_bound() -> None:
     """Many streams at once are followed where there is room; where there is none the connection is let go."""
     for max_connections, is_active in ((20, True), (2, False)):
-        bench, ends = Bench(Sampling(rate=0.0), max_connections=max_connections), Ends()
+        bench, ends = Bench(SamplingOptions(rate=0.0), max_connections=max_connections), Ends()
         observer = follow(bench, *((">", asked(ends, 2 * n + 1)) for n in range(250)))
         assert observer.is_active is is_active
         assert bench.slot.gauge(Gauge.BLIND) == (not is_active)

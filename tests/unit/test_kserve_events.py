@@ -14,9 +14,9 @@ from multidict import CIMultiDict
 from tritonclient.http import InferenceServerClient, InferInput
 
 from quantdrift.sidecar.intake.kserve_events import (
-    Event,
     EventError,
     Half,
+    KserveEvent,
     json_end,
     read_event,
     target_of,
@@ -34,7 +34,7 @@ def headers_of(**attributes: Any) -> CIMultiDict[str]:
     return CIMultiDict(to_binary_event(CloudEvent(told, b"{}")).headers)
 
 
-def event(kind: str = "application/json", service: str = "iris") -> Event:
+def event(kind: str = "application/json", service: str = "iris") -> KserveEvent:
     """Return a request's event."""
     found = read_event(headers_of(inferenceservicename=service, datacontenttype=kind))
     assert found is not None

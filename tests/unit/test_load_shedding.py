@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config import Config, Model, Sampling, Secrets
+from quantdrift.core.config import Config, Model, SamplingOptions, Secrets
 from quantdrift.core.records import BodyStratum, HeaderStratum, Loss, Predicate
 from quantdrift.core.sampling.rates import policy_of
-from quantdrift.sidecar.capture.pipeline import Pipeline
+from quantdrift.sidecar.capture.pipeline import CapturePipeline
 from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.rate_limits import HEADROOM, VALID_S, RateLimits
@@ -33,7 +33,7 @@ SECONDS = 40
 class Flood:
     """Exchanges drawn evenly, in simulated time: refused at once, or judged when they have ended."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: SamplingOptions) -> None:
         self.clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
         self.slot = Counters.create(1, 1).slot(0)
         self.caps = RateLimits(sampling, self.slot, self.clock)
@@ -87,11 +87,13 @@ class Flood:
 @pytest.mark.parametrize(
     ("sampling", "loss"),
     [
-        (Sampling(max_exchanges_per_s=50), Loss.RATE_CAP),
-        (Sampling(max_exchanges_per_s=1e6, max_bytes_per_s=50 * 2550), Loss.BYTE_CAP),
+        (SamplingOptions(max_exchanges_per_s=50), Loss.RATE_CAP),
+        (SamplingOptions(max_exchanges_per_s=1e6, max_bytes_per_s=50 * 2550), Loss.BYTE_CAP),
     ],
 )
-def test_a_flood_is_cut_to_the_limit_and_most_of_it_is_never_buffered(sampling: Sampling, loss: Loss) -> None:
+def test_a_flood_is_cut_to_the_limit_and_most_of_it_is_never_buffered(
+    sampling: SamplingOptions, loss: Loss
+) -> None:
     """What passes is the cap's; what was held is little more; and a long exchange has the chance of a short one."""
     flood = Flood(sampling)
     flood.run(5)  # short ones are there first
@@ -107,14 +109,14 @@ def test_a_flood_is_cut_to_the_limit_and_most_of_it_is_never_buffered(sampling: 
 
 def test_what_is_below_the_caps_is_never_refused() -> None:
     """Nor is anything else after a flood is over."""
-    flood = Flood(Sampling(max_exchanges_per_s=3 * DRAWN_PER_S))
+    flood = Flood(SamplingOptions(max_exchanges_per_s=3 * DRAWN_PER_S))
     flood.run(5)
     assert flood.n_refused == 0
 
 
 def test_a_burst_that_the_buckets_have_tokens_for_is_not_refused() -> None:
     """Below the cap in every second, far above it for a moment: the buckets would let all of it pass."""
-    flood = Flood(Sampling(max_exchanges_per_s=3 * DRAWN_PER_S))
+    flood = Flood(SamplingOptions(max_exchanges_per_s=3 * DRAWN_PER_S))
     for _ in range(20):
         flood.burst(2 * DRAWN_PER_S, n_turns=3)
     assert flood.n_refused == 0
@@ -123,7 +125,7 @@ def test_a_burst_that_the_buckets_have_tokens_for_is_not_refused() -> None:
 
 def test_a_quiet_day_leaves_nothing_behind() -> None:
     """What has faded away tells no share; the next flood is judged by what it is itself."""
-    flood = Flood(Sampling(max_exchanges_per_s=50))
+    flood = Flood(SamplingOptions(max_exchanges_per_s=50))
     flood.run(3)
     for _ in range(10_000):
         flood.clock.advance(8.64)
@@ -136,7 +138,7 @@ def test_a_quiet_day_leaves_nothing_behind() -> None:
 
 def test_a_share_expires_with_the_process_that_set_it() -> None:
     """A capture process that died refuses nothing after some seconds, and one that starts begins without."""
-    flood = Flood(Sampling(max_exchanges_per_s=50))
+    flood = Flood(SamplingOptions(max_exchanges_per_s=50))
     flood.run(3)
     flood.run(int(VALID_S), tells=False)
     before = flood.n_refused
@@ -145,13 +147,13 @@ def test_a_share_expires_with_the_process_that_set_it() -> None:
     assert flood.n_refused == before
     flood.run(2)
     assert flood.slot.gauge(Gauge.REFUSING_UNTIL_NS)
-    RateLimits(Sampling(), flood.slot, flood.clock)
+    RateLimits(SamplingOptions(), flood.slot, flood.clock)
     assert flood.gate.refusal() is None
 
 
 def test_nothing_is_refused_beforehand_where_some_would_never_come_to_the_caps() -> None:
     """Thinned and paused exchanges are no losses: a policy that thins leaves all judgement to the end."""
-    flood = Flood(Sampling(max_exchanges_per_s=50))
+    flood = Flood(SamplingOptions(max_exchanges_per_s=50))
     flood.run(3, keeps_all=False)
     assert flood.n_refused == 0
     flood.run(3)
@@ -171,7 +173,7 @@ def test_a_policy_that_keeps_all_is_distinguished_from_one_that_thins(
 ) -> None:
     """The base rate is what every exchange has."""
     boosted = BodyStratum(name="b", rate=1.0, where=(Predicate(key="json.a", equals="b"),))
-    sampling = Sampling(rate=rate, body_rate=body_rate, body_strata=(boosted,))
+    sampling = SamplingOptions(rate=rate, body_rate=body_rate, body_strata=(boosted,))
     assert keeps_all(policy_of(sampling, "e")) is kept
     faint = HeaderStratum(name="f", rate=1.0, headers={"a": "b"})
     assert keeps_all(policy_of(msgspec.structs.replace(sampling, header_strata=(faint,)), "e")) is (
@@ -184,15 +186,16 @@ def test_above_a_cap_nothing_is_decoded_that_is_surely_kept() -> None:
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
     for body_rate, expected in ((1.0, Loss.RATE_CAP), (0.0, Loss.DECODE)):
         config = Config(
-            models=(Model(name="digits"),), sampling=Sampling(max_exchanges_per_s=1, body_rate=body_rate)
+            models=(Model(name="digits"),),
+            sampling=SamplingOptions(max_exchanges_per_s=1, body_rate=body_rate),
         )
         slot = Counters.create(1, 1).slot(0)
         publisher = Publisher(config, slot, clock)
         publisher.caps.count_passed(1, clock.now().timestamp())
         recorder = Recorder(LiveConfig.of(config), identity_of(Secrets(), "b" * 32, {}))
-        desk = Pipeline(recorder, publisher, slot, (Row("default"),))
+        desk = CapturePipeline(recorder, publisher, slot, (Row("default"),))
 
-        def lost(loss: Loss, desk: Pipeline = desk, slot: object = slot, **given: object) -> int:
+        def lost(loss: Loss, desk: CapturePipeline = desk, slot: object = slot, **given: object) -> int:
             meta, request, response = raw_exchange(**given)  # type: ignore[arg-type]
             desk.handle(meta, memoryview(request), memoryview(response))
             return slot.lost_count(0, loss)  # type: ignore[attr-defined,no-any-return]

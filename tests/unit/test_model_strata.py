@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from quantdrift.core.config.check import problems
-from quantdrift.core.config.schema import Capture, Config, Model, Sampling
+from quantdrift.core.config.schema import Capture, Config, Model, SamplingOptions
 from quantdrift.core.config.strata import MODEL
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import largest_rate, of_model, smallest_rate
-from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.monitor.fold.inclusion import RememberedRates
 from quantdrift.monitor.sampling.demands import draft
 from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
 from quantdrift.sidecar.sampling.second_phase import SecondPhase
@@ -20,7 +20,7 @@ from quantdrift.storage.sampling import (
     Offered,
     RecentItems,
     SignalEvidence,
-    SliceTraffic,
+    SliceWeight,
     TrafficRecord,
 )
 from tests.support.sidecar.policy_messages import CONFIG, evidence
@@ -80,7 +80,7 @@ def test_the_fold_knows_the_model_of_a_slice() -> None:
         for place, model in enumerate(MODELS)
     }
     catalog = Catalog(versions={}, slices=slices, policies={1: POLICY})
-    found = [Rates().of(catalog, place, 1) for place in slices]
+    found = [RememberedRates().of(catalog, place, 1) for place in slices]
     assert [(one.smallest, one.weighted) for one in found] == [(0.5, False), (0.3, False)]
 
 
@@ -101,7 +101,7 @@ def record(signals: tuple[SignalEvidence, ...], models: tuple[str, ...] = MODELS
         ),
         offered=Offered(per_s={"x-scanner=faint": 20.0, "default": 80.0}, n_sources=2),
         slices=tuple(
-            SliceTraffic(
+            SliceWeight(
                 id=10 * place + len(where),
                 model=model,
                 name="faint" if where else "all",
@@ -145,7 +145,7 @@ def test_the_capture_process_knows_the_model_and_the_configuration_may_ask_for_i
     config = Config(
         models=(Model(name="digits"), Model(name="letters")),
         capture=Capture(headers=("x-scanner",)),
-        sampling=Sampling(
+        sampling=SamplingOptions(
             body_rate=0.0, body_strata=(BodyStratum(name="one", rate=1.0, where=of_model((), "digits")),)
         ),
     )

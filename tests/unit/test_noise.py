@@ -28,7 +28,7 @@ from quantdrift.models.tensors.codec import fit_inputs
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.replay import noise
 from quantdrift.shadow.replay.exchange import PreparedExchange
-from quantdrift.shadow.replay.noise import Noise
+from quantdrift.shadow.replay.noise import NoiseReplays
 from quantdrift.shadow.replay.noise_items import version_of
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, assemble, compare, replay
@@ -87,7 +87,7 @@ class Worker:
     def __init__(self, kind: type[_Watched] = _Watched, share: float = 1.0) -> None:
         self.clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
         self.runtime = kind(self.clock)
-        self.noise = Noise(share, self.clock, rng=random.Random(5))
+        self.noise = NoiseReplays(share, self.clock, rng=random.Random(5))
         self._n = 0
 
     def batch(self, sizes: Sequence[int], *, rare: Sequence[int] = ()) -> tuple[NoiseItem, ...]:
@@ -214,7 +214,7 @@ def test_an_item_counts_for_discovered_slices_too() -> None:
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
     runtime = _Watched(clock)
     config = Config(models=(Model(name="digits", top_k=2),))
-    assessor = Assessor(config, "w", Noise(1.0, clock, rng=random.Random(5)))
+    assessor = Assessor(config, "w", NoiseReplays(1.0, clock, rng=random.Random(5)))
     found = msgspec.structs.replace(RARE, where=(Predicate(key="header.x-scanner", equals="faint"),))
     assessor.watch_discovered({"digits": (found,)})
     compared: dict[str, tuple[SliceKey, ...]] = {}

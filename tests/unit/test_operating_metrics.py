@@ -8,11 +8,11 @@ import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config.schema import Config, Model, Sampling
+from quantdrift.core.config.schema import Config, Model, SamplingOptions
 from quantdrift.core.records import Latency
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.monitor.gauges import SliceGauges
-from quantdrift.shadow.pipeline.metrics import MOST_VERSIONS, ShadowMetrics, Step
+from quantdrift.shadow.pipeline.metrics import MOST_VERSIONS, BatchStep, ShadowMetrics
 from quantdrift.sidecar.admin import observe
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
@@ -65,7 +65,9 @@ def test_published_exchanges_are_counted_by_model_and_the_oldest_that_waits_has_
     meter: Meter, clock: ManualClock
 ) -> None:
     """They can be compared with what the shadow counts by model; their sum by stratum is what it was."""
-    live = LiveConfig.of(Config(sampling=Sampling(rate=1.0), models=(Model(name="a"), Model(name="b"))))
+    live = LiveConfig.of(
+        Config(sampling=SamplingOptions(rate=1.0), models=(Model(name="a"), Model(name="b")))
+    )
     counters = Counters.create(1, MAX_ROWS)
     slot = counters.slot(0)
     observe(meter.telemetry, counters, lambda: live, clock)
@@ -87,12 +89,12 @@ def test_published_exchanges_are_counted_by_model_and_the_oldest_that_waits_has_
 def test_the_oldest_batch_of_each_stage_has_an_age(meter: Meter, clock: ManualClock) -> None:
     """A batch that hangs in a stage is seen while it hangs, not only after it has ended."""
     metrics = ShadowMetrics(meter.telemetry, clock)
-    metrics.entered(1, Step.ASSEMBLE)
+    metrics.entered(1, BatchStep.ASSEMBLE)
     clock.advance(2)
-    metrics.entered(1, Step.REPLAY)
-    metrics.entered(2, Step.REPLAY)
+    metrics.entered(1, BatchStep.REPLAY)
+    metrics.entered(2, BatchStep.REPLAY)
     clock.advance(5)
-    metrics.entered(2, Step.STORE)
+    metrics.entered(2, BatchStep.STORE)
     clock.advance(1)
     ages = {"assemble": 0, "replay": 6, "compare": 0, "store": 1}
     assert meter.read()["quantdrift.shadow.stage.age"] == {(stage,): age for stage, age in ages.items()}

@@ -19,7 +19,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Loss, Protocol
 from quantdrift.core.tasks import MEASURES, Measure, Task, TaskRecord
 from quantdrift.models.comparators.registry import comparator_of
-from quantdrift.sidecar.capture.pipeline import Pipeline
+from quantdrift.sidecar.capture.pipeline import CapturePipeline
 from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
@@ -256,7 +256,7 @@ def test_a_body_that_names_the_model_has_the_types_of_that_model(site: Path) -> 
     assert (exchange.model, exchange.version, exchange.protocol) == ("demand", "7", "score")
     assert [tensor.datatype for tensor in (*exchange.inputs, *exchange.outputs)] == ["FP16", "FP32"]
     publisher = Publisher(config, slot, ManualClock(datetime(2026, 1, 1, tzinfo=UTC)))
-    pipeline = Pipeline(recorder, publisher, slot, (Row("default"),))
+    pipeline = CapturePipeline(recorder, publisher, slot, (Row("default"),))
     for body in (b"boom", b"absent", b"demand"):
         meta, request, response = raw_exchange(path="/v1/score", request=body, response=b"3")
         pipeline.handle(meta, memoryview(request), memoryview(response))

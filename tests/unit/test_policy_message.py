@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quantdrift.core.config.schema import Config, Sampling
+from quantdrift.core.config.schema import Config, SamplingOptions
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.policy_message import (
     MAX_BYTES,
+    PlannedSlice,
     PolicyMessage,
+    PolicyRefusal,
+    PolicyRefusedError,
     PolicySummary,
-    Refusal,
-    RefusedError,
-    SliceShare,
     decode_policy_message,
     decode_policy_summary,
     encode,
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.unit
 NOW_S = BEGIN.timestamp()
 
 
-def refusal(wire: bytes, config: Config = CONFIG, now_s: float = NOW_S) -> Refusal:
+def refusal(wire: bytes, config: Config = CONFIG, now_s: float = NOW_S) -> PolicyRefusal:
     """Return why the wire is refused."""
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(PolicyRefusedError) as caught:
         check_policy(wire, config.sampling, now_s)
     return caught.value.refusal
 
@@ -40,7 +40,7 @@ def test_records_come_back_as_they_were() -> None:
     """Directive and account, each by its own decoder."""
     sent = directive(1.0, 0.5, 0.25, 0.125)
     assert decode_policy_message(encode(sent)) == sent
-    share = SliceShare(model="m", name="all", traffic_per_s=1.0, replays_per_s=0.5, evidence_share=1.0)
+    share = PlannedSlice(model="m", name="all", traffic_per_s=1.0, replays_per_s=0.5, evidence_share=1.0)
     account = PolicySummary(
         epoch="m0",
         made_at=BEGIN,
@@ -84,7 +84,7 @@ def test_equal_rates_have_one_name_and_others_another() -> None:
 )
 def test_what_cannot_be_read_is_refused(wire: bytes) -> None:
     """Garbage, another version or kind, too long, a name that lies, a time without a zone."""
-    assert refusal(wire) is Refusal.UNREADABLE
+    assert refusal(wire) is PolicyRefusal.UNREADABLE
 
 
 def test_a_directive_that_is_too_long_is_not_even_sent() -> None:
@@ -103,30 +103,30 @@ def test_other_strata_than_the_configurations_are_refused() -> None:
     changed = (msgspec.structs.replace(strata[0], headers={"x-scanner": "x"}), *strata[1:])
     for wrong in (renamed, changed, strata[::-1], strata[1:]):
         policy = named(msgspec.structs.replace(good.policy, header_strata=wrong))
-        assert refusal(encode(msgspec.structs.replace(good, policy=policy))) is Refusal.STRATA
+        assert refusal(encode(msgspec.structs.replace(good, policy=policy))) is PolicyRefusal.STRATA
     assert check_policy(encode(good), CONFIG.sampling, NOW_S) == good
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan"), float("inf")])
 def test_rates_are_probabilities(rate: float) -> None:
     """In both phases."""
-    assert refusal(encode(directive(1.0, 0.5, 0.25, rate))) is Refusal.RATES
-    assert refusal(encode(directive(1.0, 0.5, 0.25, 0.125, base=rate))) is Refusal.RATES
+    assert refusal(encode(directive(1.0, 0.5, 0.25, rate))) is PolicyRefusal.RATES
+    assert refusal(encode(directive(1.0, 0.5, 0.25, 0.125, base=rate))) is PolicyRefusal.RATES
 
 
 @pytest.mark.parametrize("valid_s", [1e9, float("inf"), float("nan")])
 def test_one_forged_message_does_not_silence_a_sidecar_for_years(valid_s: float) -> None:
     """With the rates of a monitor or without: no policy lasts longer than an hour unless it is confirmed."""
     for rates in ((1.0, 0.5, 0.25, 0.125), (1e-6, 1e-6, 1e-6, 1e-6)):
-        assert refusal(encode(directive(*rates, valid_s=valid_s))) is Refusal.LASTS
+        assert refusal(encode(directive(*rates, valid_s=valid_s))) is PolicyRefusal.LASTS
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-12])
 def test_a_message_without_rates_silences_nobody(rate: float) -> None:
     """In either phase; what the configuration does not sample stays so."""
-    assert refusal(encode(directive(rate, rate, rate, rate))) is Refusal.RATES
-    assert refusal(encode(directive(1.0, 0.5, 0.25, rate))) is Refusal.RATES
-    assert refusal(encode(directive(1.0, 0.5, 0.25, 0.125, base=rate))) is Refusal.RATES
+    assert refusal(encode(directive(rate, rate, rate, rate))) is PolicyRefusal.RATES
+    assert refusal(encode(directive(1.0, 0.5, 0.25, rate))) is PolicyRefusal.RATES
+    assert refusal(encode(directive(1.0, 0.5, 0.25, 0.125, base=rate))) is PolicyRefusal.RATES
 
 
 def test_a_policy_has_a_base_rate() -> None:
@@ -135,7 +135,10 @@ def test_a_policy_has_a_base_rate() -> None:
     only = BodyStratum(name="a", rate=1.0, where=(Predicate(key="header.x-scanner", equals="a"),))
     for body in ((), (only,)):
         policy = named(msgspec.structs.replace(good, body_strata=body))
-        assert refusal(encode(PolicyMessage(policy=policy, issued_at=BEGIN, valid_s=900.0))) is Refusal.RATES
+        assert (
+            refusal(encode(PolicyMessage(policy=policy, issued_at=BEGIN, valid_s=900.0)))
+            is PolicyRefusal.RATES
+        )
 
 
 def test_what_the_configuration_takes_nothing_of_stays_so() -> None:
@@ -146,11 +149,11 @@ def test_what_the_configuration_takes_nothing_of_stays_so() -> None:
     )
     sampling = msgspec.structs.replace(CONFIG.sampling, header_strata=strata)
     barred = msgspec.structs.replace(CONFIG, sampling=sampling)
-    assert refusal(encode(directive(0.5, 0.5, 0.5, 0.5)), barred) is Refusal.RATES
+    assert refusal(encode(directive(0.5, 0.5, 0.5, 0.5)), barred) is PolicyRefusal.RATES
     allowed = directive(0.0, 0.5, 0.5, 0.5)
     assert check_policy(encode(allowed), barred.sampling, NOW_S) == allowed
     silent = msgspec.structs.replace(CONFIG, sampling=msgspec.structs.replace(CONFIG.sampling, rate=0.0))
-    assert refusal(encode(directive(0.5, 0.5, 0.5, 0.5)), silent) is Refusal.RATES
+    assert refusal(encode(directive(0.5, 0.5, 0.5, 0.5)), silent) is PolicyRefusal.RATES
 
 
 def test_a_directive_holds_from_its_issue_for_its_time() -> None:
@@ -158,9 +161,9 @@ def test_a_directive_holds_from_its_issue_for_its_time() -> None:
     given = directive(1.0, 0.5, 0.25, 0.125)
     wire = encode(given)
     assert check_policy(wire, CONFIG.sampling, NOW_S + 899) == given
-    assert refusal(wire, now_s=NOW_S + 900) is Refusal.STALE
+    assert refusal(wire, now_s=NOW_S + 900) is PolicyRefusal.STALE
     assert check_policy(wire, CONFIG.sampling, NOW_S - 299) == given
-    assert refusal(wire, now_s=NOW_S - 301) is Refusal.EARLY
+    assert refusal(wire, now_s=NOW_S - 301) is PolicyRefusal.EARLY
 
 
 def test_the_configurations_rates_hold_without_a_directive_and_after_it() -> None:
@@ -187,7 +190,7 @@ def test_the_local_switch_wins(local: dict[str, float]) -> None:
 
 def test_the_epoch_changes_with_time_under_one_directive() -> None:
     """A sticky sample is no fixed panel, also while no new directive comes."""
-    directives = PolicyHistory(Sampling(replays_per_s=1.0))
+    directives = PolicyHistory(SamplingOptions(replays_per_s=1.0))
     directives.follow(
         PolicyMessage(
             policy=named(

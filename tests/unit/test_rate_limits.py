@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config import Sampling
+from quantdrift.core.config import SamplingOptions
 from quantdrift.sidecar.capture.rate_limits import TOO_LATE_S, Limit, RateLimits, TokenBucket
 from quantdrift.sidecar.state.counters import Counters
 
@@ -44,10 +44,13 @@ def test_a_large_one_passes_as_a_small_one_would_and_is_paid_off() -> None:
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(max_exchanges_per_s=50), Sampling(max_exchanges_per_s=1e6, max_bytes_per_s=50 * 1000)],
+    [
+        SamplingOptions(max_exchanges_per_s=50),
+        SamplingOptions(max_exchanges_per_s=1e6, max_bytes_per_s=50 * 1000),
+    ],
 )
 def test_a_capture_process_that_was_stopped_loses_nothing_of_its_backlog_to_the_limits(
-    sampling: Sampling,
+    sampling: SamplingOptions,
 ) -> None:
     """Two workers sent 24/s each while it was stopped for 10 s; it reads what one of them sent after that of the other one."""
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
@@ -115,7 +118,7 @@ class _ShiftedClock(ManualClock):
 def test_a_clock_that_jumps_changes_nothing_of_the_limits(hours: float) -> None:
     """Forward or backward, by minutes or hours: as many pass as before, and what was in hand at the jump is neither refused nor a burst."""
     clock = _ShiftedClock(datetime(2026, 1, 1, tzinfo=UTC))
-    caps = RateLimits(Sampling(max_exchanges_per_s=5), Counters.create(1, 1).slot(0), clock)
+    caps = RateLimits(SamplingOptions(max_exchanges_per_s=5), Counters.create(1, 1).slot(0), clock)
     passed = [0, 0]
     for after in (False, True):
         for _ in range(600):

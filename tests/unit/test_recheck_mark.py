@@ -15,9 +15,9 @@ from quantdrift.core.recheck_mark import HEADER, VALID_S, RecheckMarks
 from quantdrift.core.records import Tensor
 from quantdrift.core.sampling.rates import policy_at
 from quantdrift.models.runtimes.registry import RuntimeRequest
-from quantdrift.models.runtimes.remote.oip_grpc import OipGrpc
+from quantdrift.models.runtimes.remote.oip_grpc import OipGrpcTransport
 from quantdrift.models.runtimes.remote.oip_http import OipHttp
-from quantdrift.sidecar.capture.pipeline import Pipeline
+from quantdrift.sidecar.capture.pipeline import CapturePipeline
 from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
@@ -102,7 +102,7 @@ def test_a_request_with_a_valid_mark_is_no_traffic_and_one_with_a_forged_mark_is
         counters.slot(0).add(0, count)
     slot = counters.slot(1)
     recorder = Recorder(LiveConfig.of(config), identity_of(Secrets(salt=salt.encode()), "b" * 32, {}))
-    pipeline = Pipeline(recorder, Publisher(config, slot, SystemClock()), slot, (Row("default"),))
+    pipeline = CapturePipeline(recorder, Publisher(config, slot, SystemClock()), slot, (Row("default"),))
     meta, request, response = raw_exchange(
         request=request_,
         headers=MARKS.headers([X], time.time()),
@@ -117,9 +117,9 @@ def test_a_request_with_a_valid_mark_is_no_traffic_and_one_with_a_forged_mark_is
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", [OipHttp, OipGrpc])
+@pytest.mark.parametrize("kind", [OipHttp, OipGrpcTransport])
 def test_a_recheck_through_the_relay_is_no_traffic_and_the_word_of_a_client_is(
-    kind: type[OipHttp | OipGrpc], tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[OipHttp | OipGrpcTransport], tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shadow's own client, a whole sidecar and a stream: what is in the stream in the end is the client's request."""
     monkeypatch.setenv("QUANTDRIFT_SAMPLING_SALT", SALT)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Sidecar
+from quantdrift.core.config.schema import Capture, Config, Model, SamplingOptions, Sidecar
 from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Latency, Loss, Predicate, Way
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity, latency_of
@@ -27,7 +27,7 @@ CONFIG = Config(
     models=(Model(name="digits"),),
     capture=Capture(headers=("x-scanner",), parameters=("tenant",)),
     sidecar=Sidecar(max_exchange_bytes=4096),
-    sampling=Sampling(
+    sampling=SamplingOptions(
         header_strata=(HeaderStratum(name="faint", rate=1.0, headers={"x-scanner": "faint"}),),
         body_rate=0.0,
         body_strata=(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quantdrift.cli.admin.privacy import wanted_of
-from quantdrift.core.config.schema import Capture, Config, Sampling
+from quantdrift.core.config.schema import Capture, Config, SamplingOptions
 from quantdrift.sidecar.capture.attributes import every_hash
 from quantdrift.storage.privacy import Redactor
 
@@ -63,7 +63,7 @@ def test_each_form_of_a_value_is_searched(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("QUANTDRIFT_HMAC_KEY", "key")
     config = Config(
         capture=Capture(headers=("x-user",), hmac=("header.x-user",)),
-        sampling=Sampling(sticky_header="X-User"),
+        sampling=SamplingOptions(sticky_header="X-User"),
     )
     wanted = wanted_of(config, "header.x-user", "ada\x1b7")
     hashed = every_hash("ada\x1b7", b"key")[0]

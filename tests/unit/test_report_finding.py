@@ -13,7 +13,7 @@ from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.words.alert import text_of
 from quantdrift.facts.words.ending import AFTER
 from quantdrift.report.figures import EpisodeFigures, Gap
-from quantdrift.report.finding import EpisodeFacts, Facts, episodes, gaps, grouped, models
+from quantdrift.report.finding import EpisodeFacts, PeriodFacts, episodes, gaps, grouped, models
 from quantdrift.storage.alerts.alerts import AlertFact
 from quantdrift.storage.figures.estimates import Sums
 from quantdrift.storage.figures.figures import frozen
@@ -60,8 +60,8 @@ def _said(slice_id: int, verdict: Verdict, **budgets: float) -> VerdictFact:
     )
 
 
-def _facts(*said: VerdictFact, digest: str = "5f", told: tuple[EpisodeFacts, ...] = ()) -> Facts:
-    return Facts(
+def _facts(*said: VerdictFact, digest: str = "5f", told: tuple[EpisodeFacts, ...] = ()) -> PeriodFacts:
+    return PeriodFacts(
         begin=NOW - timedelta(days=7),
         end=NOW,
         versions=(_version(digest),),

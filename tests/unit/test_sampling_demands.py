@@ -24,7 +24,7 @@ from quantdrift.storage.sampling import (
     Offered,
     RecentItems,
     SignalEvidence,
-    SliceTraffic,
+    SliceWeight,
     TrafficRecord,
 )
 from tests.support.sidecar.policy_messages import BEGIN, CONFIG, evidence, named
@@ -54,7 +54,7 @@ def record(n: int = 400, signals: tuple[SignalEvidence, ...] = ()) -> TrafficRec
         ),
         offered=Offered(per_s={"x-scanner=faint": 10.0, "x-scanner=clear": 90.0}, n_sources=2),
         slices=tuple(
-            SliceTraffic(id=i, model="digits", name=name, where=w, everything=i == ALL, weight=weight)
+            SliceWeight(id=i, model="digits", name=name, where=w, everything=i == ALL, weight=weight)
             for i, name, w, weight in rows
         ),
         signals=signals,
@@ -161,7 +161,7 @@ def test_a_policy_has_as_many_strata_as_fit_into_a_directive() -> None:
     n = 300
     rows = record()
     slices = tuple(
-        SliceTraffic(
+        SliceWeight(
             id=number,
             model="digits",
             name=f"parameter={number:03d}" + "v" * 200,

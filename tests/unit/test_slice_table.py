@@ -10,7 +10,7 @@ from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.state import dump_rows, dump_state
 from quantdrift.drift.watch import SignalKey, SliceWatch, Thresholds
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.fold.slice_state import FoldTable, SliceState, new_slice
+from quantdrift.monitor.fold.slice_state import FoldArrays, SliceState, new_slice
 from quantdrift.storage.fold_rows import Position, Snapshot
 from tests.support.monitor.fold_stream import CONFIG, batches
 from tests.support.monitor.folds import fold_all
@@ -26,7 +26,7 @@ def state(budget: float) -> FloatArray:
     return BUDGET.fresh(budget=budget, scale=1.0, weighted=False, mass=0.0, at_us=1)
 
 
-def slice_in(table: FoldTable, slice_id: int) -> SliceState:
+def slice_in(table: FoldArrays, slice_id: int) -> SliceState:
     """Return a slice in a table."""
     return new_slice(
         (1, slice_id),
@@ -42,7 +42,7 @@ def slice_in(table: FoldTable, slice_id: int) -> SliceState:
 
 def test_a_table_that_grows_keeps_every_state() -> None:
     """Of slices with different signals, and what else is known of them."""
-    table, slices = FoldTable(), []
+    table, slices = FoldArrays(), []
     for number in range(40):
         slices.append(slice_in(table, number))
         slices[-1].watch.add(FLIP, state(0.01 + number / 100))
@@ -57,7 +57,7 @@ def test_a_table_that_grows_keeps_every_state() -> None:
 
 def test_the_row_of_a_removed_slice_says_nothing_of_the_next_one() -> None:
     """Neither a state nor a verdict that need not be found again, nor a row to be written."""
-    table = FoldTable()
+    table = FoldArrays()
     gone = slice_in(table, 1)
     gone.watch.add(FLIP, state(0.01))
     table.noise[FLIP][gone.row] = 0.5

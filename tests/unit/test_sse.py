@@ -6,7 +6,7 @@ import pytest
 
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.protocols import openai
-from quantdrift.sidecar.protocols.openai import Event, read_events
+from quantdrift.sidecar.protocols.openai import ServerSentEvent, read_events
 from tests.support.sidecar.decode import lost
 
 pytestmark = pytest.mark.unit
@@ -20,9 +20,9 @@ STREAM = (
     b": cut"
 )
 EVENTS = [
-    Event(kind=b"", data=b"one"),
-    Event(kind=b"tick", data=b"two\n lines"),
-    Event(kind=b"", data=b""),
+    ServerSentEvent(kind=b"", data=b"one"),
+    ServerSentEvent(kind=b"tick", data=b"two\n lines"),
+    ServerSentEvent(kind=b"", data=b""),
 ]
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from quantdrift.cli.config_summary import explain
-from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slice
+from quantdrift.core.config.schema import Capture, Config, Model, SamplingOptions, Slice
 from quantdrift.core.config.strata import header_strata, with_strata
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import reachable_strata
@@ -20,7 +20,7 @@ def config(*slices: Slice, hmac: tuple[str, ...] = (), **sampling: object) -> Co
     return Config(
         models=(Model(name="digits"),),
         capture=Capture(headers=("x-scanner", "x-site"), hmac=hmac),
-        sampling=Sampling(**{"rate": 0.25, "replays_per_s": 1.0, **sampling}),  # type: ignore[arg-type]
+        sampling=SamplingOptions(**{"rate": 0.25, "replays_per_s": 1.0, **sampling}),  # type: ignore[arg-type]
         slices=slices,
     )
 

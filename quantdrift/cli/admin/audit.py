@@ -85,12 +85,12 @@ def verify(config_path: Path, data: Path | None, from_head: str, as_json: bool) 
     Example:
       quantdrift audit verify --from-head 12:0f3a...
     """
-    from quantdrift.storage.audit import Head, Verified
+    from quantdrift.storage.audit import ChainHead, Verified
     from quantdrift.storage.audit import verify as verified
     from quantdrift.storage.database import Database
 
     _, secrets = prepare(config_path, Role.REPORT, data)
-    kept = Head.parse(from_head) if from_head else None
+    kept = ChainHead.parse(from_head) if from_head else None
 
     async def check() -> Verified:
         async with Database(secrets.dsn) as database, database.begin() as connection:

@@ -12,7 +12,7 @@ import msgspec
 from quantdrift.cli.options import CONFIG, JSON, emit
 from quantdrift.cli.output import explained, waiting
 from quantdrift.core.config.address import read_address
-from quantdrift.core.config.connections import Connection
+from quantdrift.core.config.connections import ConfiguredConnection
 from quantdrift.core.config.load import Role, hmac_key, load, load_secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.state import shown_config
@@ -157,7 +157,7 @@ def _with_nats_address(config: Config) -> tuple[Config, list[str]]:
     return msgspec.structs.replace(config, stream=stream), []
 
 
-def _postgres(config: Config) -> list[Connection]:
+def _postgres(config: Config) -> list[ConfiguredConnection]:
     """Return the connection to Postgres, if its address is known here; a wrong address raises `OperatorError`."""
     from quantdrift.storage.address import PostgresAddress
 
@@ -166,7 +166,7 @@ def _postgres(config: Config) -> list[Connection]:
     except OperatorError:  # only the shadow and the monitor have the address
         return []
     address = PostgresAddress.of(secrets.dsn)
-    return [Connection(to=f"Postgres {address.where}", protection=address.protection)]
+    return [ConfiguredConnection(to=f"Postgres {address.where}", protection=address.protection)]
 
 
 def _missing_key(config: Config) -> list[str]:

@@ -17,7 +17,7 @@ from quantdrift.core.signals import WATCHED
 from quantdrift.core.text import columns
 
 if TYPE_CHECKING:
-    from quantdrift.monitor.baselines.decisions import Scope
+    from quantdrift.monitor.baselines.decisions import DecisionScope
     from quantdrift.storage.baselines import BaselineFact
 
 _MODEL = click.option("--model", required=True, help="Name of the model.")
@@ -49,10 +49,10 @@ def _scope(
     metrics: tuple[str, ...],
     *,
     reason: str,
-) -> "Scope":
-    from quantdrift.monitor.baselines.decisions import Scope
+) -> "DecisionScope":
+    from quantdrift.monitor.baselines.decisions import DecisionScope
 
-    return Scope(
+    return DecisionScope(
         model=model,
         version=version,
         slices=slices,
@@ -282,7 +282,7 @@ _settling(
 )
 
 
-def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", as_json: bool) -> None:
+def _settle(source: str, config_path: Path, data: Path | None, scope: "DecisionScope", as_json: bool) -> None:
     from quantdrift.monitor.baselines.decisions import freeze_or_keep
     from quantdrift.storage.database import Database
     from quantdrift.storage.fold_rows import Source

@@ -84,7 +84,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class StatusFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the status was made from.
 
     Parameters
@@ -141,7 +141,7 @@ def ago(span: timedelta) -> str:
     return f"{int(seconds // size)} {name}"
 
 
-def blockers(config: Config, facts: Facts) -> tuple[str, ...]:
+def blockers(config: Config, facts: StatusFacts) -> tuple[str, ...]:
     """Return what blocks exchanges, a sentence or two each, in the order in which exchanges pass the parts."""
     steps = (
         *_parts(config, facts),
@@ -153,7 +153,7 @@ def blockers(config: Config, facts: Facts) -> tuple[str, ...]:
     return tuple(dict.fromkeys(steps))
 
 
-def notes(config: Config, facts: Facts) -> tuple[str, ...]:
+def notes(config: Config, facts: StatusFacts) -> tuple[str, ...]:
     """Return what blocks nothing and should be known: parts that do not answer here, and contradictions."""
     lines = [*_configurations(facts)]
     if facts.flow is not None and facts.flow.lag_factor < 1:
@@ -179,7 +179,7 @@ def notes(config: Config, facts: Facts) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _configurations(facts: Facts) -> Iterator[str]:
+def _configurations(facts: StatusFacts) -> Iterator[str]:
     """Yield that the files are refused, and which parts do not have the configuration that the others have."""
     sidecar = facts.ports.get("sidecar")
     is_refused = sidecar is not None and bool(sidecar.counts.get("config_refused"))
@@ -208,12 +208,12 @@ def _configurations(facts: Facts) -> Iterator[str]:
         )
 
 
-def _is_silent(facts: Facts, role: str) -> bool:
+def _is_silent(facts: StatusFacts, role: str) -> bool:
     port = facts.ports.get(role)
     return port is not None and not port.answers
 
 
-def signs(config: Config, facts: Facts) -> dict[str, str]:
+def signs(config: Config, facts: StatusFacts) -> dict[str, str]:
     """Return by what else than its port each role is known to work; nothing where it is not known."""
     signed = dict.fromkeys(_ROLES, "")
     flow = facts.flow
@@ -230,7 +230,7 @@ def signs(config: Config, facts: Facts) -> dict[str, str]:
     return signed
 
 
-def _unseen(config: Config, facts: Facts) -> Iterator[str]:
+def _unseen(config: Config, facts: StatusFacts) -> Iterator[str]:
     """Yield the parts that nothing shows to work, where no other line names them already."""
     signed = signs(config, facts)
     models = [model.name for model in config.models]
@@ -247,7 +247,7 @@ def _unseen(config: Config, facts: Facts) -> Iterator[str]:
             )
 
 
-def _late(facts: Facts) -> Iterator[str]:
+def _late(facts: StatusFacts) -> Iterator[str]:
     """Yield what waits in the stream for too long, although it is read."""
     waiting = {
         model: of_model.n_messages for model, of_model in (facts.waiting or {}).items() if of_model.n_messages
@@ -280,12 +280,12 @@ def _late(facts: Facts) -> Iterator[str]:
         )
 
 
-def _lowered(facts: Facts) -> str:
+def _lowered(facts: StatusFacts) -> str:
     factor = 1.0 if facts.flow is None else facts.flow.lag_factor
     return f" (now to {number(factor)} of what is configured)" if factor < 1 else ""
 
 
-def _parts(config: Config, facts: Facts) -> Iterator[str]:
+def _parts(config: Config, facts: StatusFacts) -> Iterator[str]:
     if facts.up_missing:
         yield f"no `quantdrift up` runs with the data directory {facts.up_missing}: start it"
     for name, state in facts.processes.items():
@@ -315,7 +315,7 @@ def _parts(config: Config, facts: Facts) -> Iterator[str]:
             )
 
 
-def _nats(config: Config, facts: Facts) -> Iterator[str]:
+def _nats(config: Config, facts: StatusFacts) -> Iterator[str]:
     if facts.nats_problem:
         yield facts.nats_problem
         return
@@ -328,7 +328,7 @@ def _nats(config: Config, facts: Facts) -> Iterator[str]:
         )
 
 
-def _sidecars(config: Config, facts: Facts) -> Iterator[str]:
+def _sidecars(config: Config, facts: StatusFacts) -> Iterator[str]:
     paused = facts.pause.everything
     if paused is not None:
         yield f"sampling is paused for all models {paused.in_words()}: `quantdrift resume` ends it"
@@ -371,14 +371,14 @@ def _sidecars(config: Config, facts: Facts) -> Iterator[str]:
         )
 
 
-def _is_stale(facts: Facts, config: Config) -> bool:
+def _is_stale(facts: StatusFacts, config: Config) -> bool:
     flow = facts.flow
     if flow is None or flow.tallied_at is None:
         return False
     return facts.now - flow.tallied_at > max(timedelta(seconds=6 * config.sidecar.tally_interval_s), 2 * IDLE)
 
 
-def _nothing_offered(config: Config, facts: Facts) -> str:
+def _nothing_offered(config: Config, facts: StatusFacts) -> str:
     port = facts.ports.get("sidecar", Port(address=""))
     last = ""
     if facts.flow is not None and facts.flow.offered.total:
@@ -415,7 +415,7 @@ def _unknown(config: Config, flow: "Flow", span: str) -> Iterator[str]:
             )
 
 
-def _models(config: Config, facts: Facts) -> Iterator[str]:
+def _models(config: Config, facts: StatusFacts) -> Iterator[str]:
     flow = facts.flow
     if not config.models:
         yield "no model is configured: add a [[models]]"
@@ -459,7 +459,7 @@ def _lost(model: "ModelFlow", n: int, whose: str) -> Iterator[str]:
         )
 
 
-def _lossy(model: "ModelFlow", facts: Facts) -> Iterator[str]:
+def _lossy(model: "ModelFlow", facts: StatusFacts) -> Iterator[str]:
     """Yield that slices are `unknown` because of losses, with what was lost."""
     if not model.n_lossy:
         return
@@ -497,7 +497,7 @@ def nameless(model: "ModelFlow", flow: "Flow | None") -> "dict[str, FlowStep]":
     return steps
 
 
-def _misnamed(model: "ModelFlow", facts: Facts) -> Iterator[str]:
+def _misnamed(model: "ModelFlow", facts: StatusFacts) -> Iterator[str]:
     """Yield that a sidecar does not know a configured model, if it saw it so just now."""
     last = model.unknown.last
     if last is not None and facts.now - last <= IDLE:
@@ -508,7 +508,7 @@ def _misnamed(model: "ModelFlow", facts: Facts) -> Iterator[str]:
         )
 
 
-def _unread(facts: Facts, model: str) -> "Waiting | None":
+def _unread(facts: StatusFacts, model: str) -> "Waiting | None":
     """Return what waits of a model, if no shadow worker reads it."""
     waiting = (facts.waiting or {}).get(model)
     if waiting is None or waiting.n_messages <= waiting.n_delivered or waiting.is_read:
@@ -518,7 +518,7 @@ def _unread(facts: Facts, model: str) -> "Waiting | None":
     return waiting
 
 
-def _reading(facts: Facts, model: str) -> Iterator[str]:
+def _reading(facts: StatusFacts, model: str) -> Iterator[str]:
     waiting = _unread(facts, model)
     if waiting is None:
         return
@@ -558,7 +558,7 @@ def _compared(model: "ModelFlow", task: Task) -> Iterator[str]:
         )
 
 
-def _folded(model: "ModelFlow", facts: Facts) -> Iterator[str]:
+def _folded(model: "ModelFlow", facts: StatusFacts) -> Iterator[str]:
     flow, since = facts.flow, model.unfolded.last
     if flow is None or not model.unfolded.total or since is None or facts.now - since <= IDLE:
         return
@@ -580,7 +580,7 @@ def _folded(model: "ModelFlow", facts: Facts) -> Iterator[str]:
     yield f"{what}; {n} of model `{model.model}` {'waits' if model.unfolded.total == 1 else 'wait'}: {hint}"
 
 
-def _is_down(facts: Facts, name: str) -> bool:
+def _is_down(facts: StatusFacts, name: str) -> bool:
     state: PartState | None = facts.processes.get(name)
     return state is not None and not state.works
 

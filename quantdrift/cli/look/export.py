@@ -56,7 +56,7 @@ def export(
       duckdb -c "select model, candidate_version, slice, count(*) from 'week/*/*.parquet' group by all"
     """
     from quantdrift.frames import export as files
-    from quantdrift.frames.connection import Connection
+    from quantdrift.frames.connection import SnapshotConnection
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -65,7 +65,7 @@ def export(
     if first > last:
         raise OperatorError(f"--from {first:%Y-%m-%d} is after --to {last:%Y-%m-%d}")
     days = files.days_of(first, last + timedelta(days=1))
-    connection = Connection(secrets.dsn, statement_timeout=timedelta(hours=1))
+    connection = SnapshotConnection(secrets.dsn, statement_timeout=timedelta(hours=1))
     exported = files.export(
         connection,
         out,

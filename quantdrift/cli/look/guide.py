@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from quantdrift.cli.look.blockers import Facts, signs
+from quantdrift.cli.look.blockers import StatusFacts, signs
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.notation import count_of, duration, listed, percent
 from quantdrift.facts.status import RANK, said
@@ -95,7 +95,7 @@ def expected_lines(config: Config, model: "ModelFlow") -> Iterator[str]:
         yield f"and {count_of(len(slices) - _SHOWN, 'slice')} with less traffic"
 
 
-def steps(config: Config, facts: Facts) -> tuple[Step, ...]:
+def steps(config: Config, facts: StatusFacts) -> tuple[Step, ...]:
     """Return the steps from nothing to a verdict, in the order in which they are taken."""
     return (
         _configured(config),
@@ -129,7 +129,7 @@ def _configured(config: Config) -> Step:
     return Step(name="configuration", is_done=bool(names) and not lacking, text=text)
 
 
-def _running(config: Config, facts: Facts) -> Step:
+def _running(config: Config, facts: StatusFacts) -> Step:
     runs = {
         "Postgres": facts.flow is not None,
         "NATS": facts.waiting is not None,
@@ -147,7 +147,7 @@ def _running(config: Config, facts: Facts) -> Step:
     return Step(name="parts", is_done=not away, text=text)
 
 
-def _requested(config: Config, facts: Facts) -> Step:
+def _requested(config: Config, facts: StatusFacts) -> Step:
     n = 0 if facts.flow is None else facts.flow.offered.total
     target = (
         f" to {config.sidecar.listen} (sidecar.listen)"
@@ -158,7 +158,7 @@ def _requested(config: Config, facts: Facts) -> Step:
     return Step(name="requests", is_done=n > 0, text=text)
 
 
-def _sampled(config: Config, facts: Facts) -> Step:
+def _sampled(config: Config, facts: StatusFacts) -> Step:
     lacking = [
         f"`{model.name}`"
         for model in config.models
@@ -172,7 +172,7 @@ def _sampled(config: Config, facts: Facts) -> Step:
     return Step(name="samples", is_done=is_done, text=text)
 
 
-def _compared(config: Config, facts: Facts) -> Step:
+def _compared(config: Config, facts: StatusFacts) -> Step:
     flows = [_flow(facts, model) for model in config.models]
     n = sum(flow.compared.total for flow in flows if flow is not None)
     is_done = bool(flows) and all(flow is not None and flow.compared.total for flow in flows)
@@ -184,7 +184,7 @@ def _compared(config: Config, facts: Facts) -> Step:
     )
 
 
-def _judged(config: Config, facts: Facts) -> Step:
+def _judged(config: Config, facts: StatusFacts) -> Step:
     """Return the step of the verdict: done where each model has a slice that has one."""
     flows = {model.name: _flow(facts, model) for model in config.models}
     lacking = {
@@ -230,7 +230,7 @@ def _alerting(config: Config) -> Step:
     )
 
 
-def _flow(facts: Facts, model: Model) -> "ModelFlow | None":
+def _flow(facts: StatusFacts, model: Model) -> "ModelFlow | None":
     return None if facts.flow is None else facts.flow.models.get(model.name)
 
 

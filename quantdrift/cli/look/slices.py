@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quantdrift.drift.evidence.interval import WeightedEstimate
-    from quantdrift.monitor.baselines.signal_view import Quantile, SelfNoise, SignalView
+    from quantdrift.monitor.baselines.signal_view import SelfNoise, SignalView, TailFigure
 
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
@@ -499,7 +499,7 @@ def _against(signal: SignalView, unit: str) -> str:
     return f"a baseline of {count_of(signal.n_learned or 0, 'exchange')}{limit}"
 
 
-def _quantile(metric: str, unit: str, figure: Quantile) -> str:
+def _quantile(metric: str, unit: str, figure: TailFigure) -> str:
     from quantdrift.facts.words.amount import amount
 
     if figure.value is None:

@@ -14,7 +14,7 @@ import click
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quantdrift.cli.look.blockers import Facts, Port, ago, blockers, models_of, nameless, notes
+from quantdrift.cli.look.blockers import Port, StatusFacts, ago, blockers, models_of, nameless, notes
 from quantdrift.cli.look.guide import Expected, expected, expected_lines, guide, steps
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, set_up_logs, span_of
 from quantdrift.cli.output import show, waiting
@@ -134,7 +134,9 @@ def status(
         time.sleep(_WATCH_S)
 
 
-async def _gathered(config: Config, refusal: str, data: Path | None, span: str, since: timedelta) -> Facts:
+async def _gathered(
+    config: Config, refusal: str, data: Path | None, span: str, since: timedelta
+) -> StatusFacts:
     now = datetime.now(UTC)
     flow: Flow | str
     runs = None if data is None else up_runs(data)
@@ -142,7 +144,7 @@ async def _gathered(config: Config, refusal: str, data: Path | None, span: str, 
     (flow, (waiting, oldest_s, pause, nats_problem), ports) = await asyncio.gather(
         _database(config, data, now - since), _stream(config, data), _ports(config, processes)
     )
-    return Facts(
+    return StatusFacts(
         now=now,
         begin=now - since,
         span=span,
@@ -280,7 +282,7 @@ async def _port(client: "aiohttp.ClientSession", role: str, address: str) -> Por
     return Port(address=where, answers=True, ready=ready, counts=counts, digest=digest)
 
 
-def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:
+def _as_json(config: Config, facts: StatusFacts, found: tuple[str, ...]) -> object:
     configured = {model.name for model in config.models}
     models = facts.flow.models if facts.flow else {}
     return {
@@ -331,7 +333,7 @@ def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:
     }
 
 
-def _account(facts: Facts, model: str | None = None) -> "Account | None":
+def _account(facts: StatusFacts, model: str | None = None) -> "Account | None":
     """Return the account of a model, or of all together; None without the database."""
     if facts.flow is None:
         return None
@@ -342,7 +344,7 @@ def _account(facts: Facts, model: str | None = None) -> "Account | None":
     return sum((account for strata in wanted for account in strata.values()), Account())
 
 
-def _not_accounted_for(facts: Facts, model: str | None = None) -> int | None:
+def _not_accounted_for(facts: StatusFacts, model: str | None = None) -> int | None:
     """Return how many sampled requests of a model, or of all together, nothing says of; None without the database."""
     account = _account(facts, model)
     if account is None:
@@ -354,7 +356,7 @@ def _not_accounted_for(facts: Facts, model: str | None = None) -> int | None:
     return account.missing(n_waiting)
 
 
-def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
+def shown(config: Config, facts: StatusFacts, found: tuple[str, ...]) -> str:
     """Return the status as text: what blocks first, then the parts, then a table for each model."""
     lines = [*_head_lines(found, notes(config, facts)), ""]
     if rows_of_guide := [*guide(steps(config, facts))]:
@@ -402,7 +404,7 @@ def _head_lines(found: tuple[str, ...], noted: tuple[str, ...]) -> Iterator[str]
         yield "Everything flows."
 
 
-def _part_lines(facts: Facts) -> Iterator[str]:
+def _part_lines(facts: StatusFacts) -> Iterator[str]:
     flow = facts.flow
     if flow is not None:
         folded = "never" if flow.folded_at is None else f"{ago(facts.now - flow.folded_at)} ago"
@@ -427,7 +429,7 @@ def _part_lines(facts: Facts) -> Iterator[str]:
 
 
 def _model_rows(
-    model: "ModelFlow | None", waiting: "Waiting | None", facts: Facts, *, is_configured: bool
+    model: "ModelFlow | None", waiting: "Waiting | None", facts: StatusFacts, *, is_configured: bool
 ) -> Iterator[tuple[str, ...]]:
     if not is_configured and model is not None and model.unknown.total:
         yield _row("named, but not configured", model.unknown, facts)
@@ -460,7 +462,7 @@ def _verdict_rows(model: "ModelFlow") -> Iterator[tuple[str, ...]]:
         yield (f"  slices: {verdicts}{why}", "", "", "")
 
 
-def _lost_rows(model: "ModelFlow", facts: Facts, *, is_configured: bool) -> Iterator[tuple[str, ...]]:
+def _lost_rows(model: "ModelFlow", facts: StatusFacts, *, is_configured: bool) -> Iterator[tuple[str, ...]]:
     for reason, step in model.lost.items():
         yield _row(f"{_what_of(reason)}: {reason}", step, facts)
     for reason, step in (nameless(model, facts.flow) if is_configured else {}).items():
@@ -491,12 +493,12 @@ def _took(latency: "TrafficLatency", accepted: Budget) -> str:
     return f"  answers of the candidate: half within {median} s, 99 % within {p99} s{budget}"
 
 
-def _read(waiting: "Waiting", facts: Facts) -> str:
+def _read(waiting: "Waiting", facts: StatusFacts) -> str:
     if waiting.is_read:
         return "read now"
     return "not read" if waiting.read_at is None else f"read {ago(facts.now - waiting.read_at)} ago"
 
 
-def _row(name: str, step: "FlowStep", facts: Facts) -> tuple[str, ...]:
+def _row(name: str, step: "FlowStep", facts: StatusFacts) -> tuple[str, ...]:
     last = "" if step.last is None else f"{ago(facts.now - step.last)} ago"
     return f"  {name}", f"{step.recent:>{_WIDTH},}", f"{step.total:>{_WIDTH},}", last

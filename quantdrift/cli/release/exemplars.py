@@ -23,7 +23,7 @@ from quantdrift.core.text import columns, plain
 
 if TYPE_CHECKING:
     from quantdrift.core.stream.connection import Queue
-    from quantdrift.core.stream.exemplars import Kept
+    from quantdrift.core.stream.exemplars import KeptExemplar
 
 _DAY_S: Final = 86_400
 _FULL: Final = 0.9  # of the limit: a full stream has room for less than one message more
@@ -222,7 +222,7 @@ async def _connected(config: Config, role: NatsRole) -> "AsyncIterator[Queue]":
 
 async def _kept(
     config: Config, role: NatsRole, model: str, slice_name: str, kind: str | None
-) -> "list[Kept]":
+) -> "list[KeptExemplar]":
     from quantdrift.core.stream.exemplars import kept_exemplars
 
     async with _connected(config, role) as queue:
@@ -249,7 +249,7 @@ async def _read(
 
 
 async def _erased(
-    config: Config, dsn: str, found: "list[Kept]", what: tuple[str, str, str], step: Any
+    config: Config, dsn: str, found: "list[KeptExemplar]", what: tuple[str, str, str], step: Any
 ) -> int:
     """Erase with an entry in the audit; where there is no address of Postgres, without one."""
     from quantdrift.core.stream.exemplars import delete_exemplars
@@ -282,8 +282,8 @@ async def _erased(
             return await delete()
 
 
-def _grouped(found: "list[Kept]") -> list[Group]:
-    by_key: dict[tuple[str, str, str], list[Kept]] = {}
+def _grouped(found: "list[KeptExemplar]") -> list[Group]:
+    by_key: dict[tuple[str, str, str], list[KeptExemplar]] = {}
     for exemplar in found:
         by_key.setdefault((exemplar.model, exemplar.slice, exemplar.kind.value), []).append(exemplar)
     return [

@@ -27,7 +27,7 @@ REFERENCE = click.option(
 )
 
 
-class CanaryOutcome(StrEnum):
+class CheckOutcome(StrEnum):
     """Outcome of checking a reference against its canaries."""
 
     REPRODUCED = "reproduced"
@@ -52,7 +52,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     number: int
     where: str
-    outcome: CanaryOutcome
+    outcome: CheckOutcome
     tolerance: float
     deviations: dict[str, float] = {}
     detail: str = ""
@@ -186,8 +186,8 @@ def check(config_path: Path, name: str | None, number: int | None, as_json: bool
     else:
         click.echo(columns(("model", "reference", "canaries", "off by"), map(_row, checked)))
     outcomes = {result.outcome for result in checked}
-    if outcomes & {CanaryOutcome.FAILED, CanaryOutcome.AWAY}:
-        sys.exit(_MUST_ACT if CanaryOutcome.FAILED in outcomes else _MAY_PASS)
+    if outcomes & {CheckOutcome.FAILED, CheckOutcome.AWAY}:
+        sys.exit(_MUST_ACT if CheckOutcome.FAILED in outcomes else _MAY_PASS)
 
 
 def _checked(config: Config, model: Model, reference: Reference, number: int) -> Checked:
@@ -195,7 +195,7 @@ def _checked(config: Config, model: Model, reference: Reference, number: int) ->
         model=model.name,
         number=number,
         where=reference.where(model.name),
-        outcome=CanaryOutcome.NONE,
+        outcome=CheckOutcome.NONE,
         tolerance=reference.canary_tolerance,
     )
     if not reference.canaries:
@@ -203,13 +203,13 @@ def _checked(config: Config, model: Model, reference: Reference, number: int) ->
     try:
         deviations = _deviations(config, model, reference)
     except RetryError as error:
-        return msgspec.structs.replace(result, outcome=CanaryOutcome.AWAY, detail=str(error))
+        return msgspec.structs.replace(result, outcome=CheckOutcome.AWAY, detail=str(error))
     except (OperatorError, QuarantineError) as error:
-        return msgspec.structs.replace(result, outcome=CanaryOutcome.FAILED, detail=str(error))
+        return msgspec.structs.replace(result, outcome=CheckOutcome.FAILED, detail=str(error))
     reproduced = all(deviation.ratio <= result.tolerance for deviation in deviations)
     return msgspec.structs.replace(
         result,
-        outcome=CanaryOutcome.REPRODUCED if reproduced else CanaryOutcome.FAILED,
+        outcome=CheckOutcome.REPRODUCED if reproduced else CheckOutcome.FAILED,
         deviations={deviation.output: deviation.ratio for deviation in deviations},
         detail="" if reproduced else max(deviations, key=lambda deviation: deviation.ratio).worst,
     )

@@ -13,7 +13,7 @@ from quantdrift.cli.run.setup import configuration, keys
 from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.data_directory import at_server, authority, certificates, key, key_directory
 from quantdrift.core.errors import OperatorError, QuantdriftError
-from quantdrift.core.process.nats_server import ENCRYPTION, Access, server_url
+from quantdrift.core.process.nats_server import ENCRYPTION, ServerAccess, server_url
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.tls import ServerCertificate
 
@@ -30,7 +30,7 @@ _VALID: Final = timedelta(days=3650)
 _RENEWED_BEFORE: Final = timedelta(days=90)
 
 
-def access(directory: Path, name: str) -> Access:
+def access(directory: Path, name: str) -> ServerAccess:
     """Return who may do what at the server; keys and certificate are made if they are missing.
 
     Parameters
@@ -47,7 +47,7 @@ def access(directory: Path, name: str) -> Access:
     OSError
         The certificate cannot be written.
     """
-    return Access(
+    return ServerAccess(
         users=configuration(name, keys(key_directory(directory))),
         certificate=server_certificate(certificates(directory)),
     )

@@ -10,13 +10,13 @@ from quantdrift.core.config.schema import (
     OutputKind,
     Provider,
     Reference,
-    Sampling,
+    SamplingOptions,
     Shadow,
     Sidecar,
     Slice,
     Storage,
     Stream,
-    Telemetry,
+    TelemetryOptions,
 )
 
 __all__ = [
@@ -29,14 +29,14 @@ __all__ = [
     "Provider",
     "Reference",
     "Role",
-    "Sampling",
+    "SamplingOptions",
     "Secrets",
     "Shadow",
     "Sidecar",
     "Slice",
     "Storage",
     "Stream",
-    "Telemetry",
+    "TelemetryOptions",
     "load",
     "load_secrets",
 ]

@@ -37,7 +37,7 @@ LEAST_SECRET: Final = 16
 _MODELS_BYTES: Final = 1024  # they travel with each exchange from the intake to the capture process
 
 
-class Scope(StrEnum):
+class TokenScope(StrEnum):
     """What a token of the page or of the monitor's port is for."""
 
     READ = "read"  # pages and API
@@ -46,7 +46,7 @@ class Scope(StrEnum):
     GATE = "gate"  # ask for the verdict of a gate
 
 
-ALL_SCOPES: Final = frozenset(Scope)
+ALL_SCOPES: Final = frozenset(TokenScope)
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     user: int | None = None
     until: datetime | None = None
     models: tuple[str, ...] = ()
-    scopes: frozenset[Scope] = ALL_SCOPES
+    scopes: frozenset[TokenScope] = ALL_SCOPES
 
     def __repr__(self) -> str:
         return f"Caller({self.name})"
@@ -180,12 +180,12 @@ def _read_line(words: list[str], where: str) -> Caller:
     )
 
 
-def _scopes(text: str, where: str) -> frozenset[Scope]:
+def _scopes(text: str, where: str) -> frozenset[TokenScope]:
     try:
-        return frozenset(map(Scope, text.split(",")))
+        return frozenset(map(TokenScope, text.split(",")))
     except ValueError as error:
         raise OperatorError(
-            f"{where}: may= names something unknown: write one or more of {','.join(Scope)}"
+            f"{where}: may= names something unknown: write one or more of {','.join(TokenScope)}"
         ) from error
 
 

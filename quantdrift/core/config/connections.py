@@ -11,14 +11,14 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.config.address import AddressError, ServerUrl, read_server_url
-from quantdrift.core.config.schema import Config, Model, Notify, Reference, Shadow, Stream, Telemetry
+from quantdrift.core.config.schema import Config, Model, Notify, Reference, Shadow, Stream, TelemetryOptions
 from quantdrift.core.config.watching import WebhookFormat
 
 _HTTP: Final = ("https", "http")
 _ANY: Final = (*_HTTP, "grpcs", "grpc")
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
+class ConfiguredConnection(msgspec.Struct, frozen=True, kw_only=True):
     """A connection of `quantdrift config check`.
 
     Parameters
@@ -88,23 +88,23 @@ def stream_problems(stream: Stream, option: str) -> Iterator[str]:
             )
 
 
-def connections(config: Config) -> list[Connection]:
+def connections(config: Config) -> list[ConfiguredConnection]:
     """Return every connection whose address is in the configuration itself, and not in a file or a secret."""
     stream, telemetry = config.stream, config.telemetry
     all_connections = [
-        Connection(
+        ConfiguredConnection(
             to=f"NATS {server.shown}",
             protection=_protection(server, stream, is_encrypted=stream.requires_tls),
         )
         for server in ([] if stream.url_file else stream.servers)
     ]
     for option, text, schemes in _urls(config):
-        section: Telemetry | Shadow | Notify = config.shadow
+        section: TelemetryOptions | Shadow | Notify = config.shadow
         if option.startswith(("telemetry.", "notify.")):
             section = telemetry if option.startswith("telemetry.") else config.notify
         server = read_server_url(text, *schemes)
         all_connections.append(
-            Connection(
+            ConfiguredConnection(
                 to=f"{option} {server.shown_in(option)}",
                 protection=_protection(server, section, is_encrypted=server.is_encrypted),
             )
@@ -119,12 +119,12 @@ def encrypted_words(*, ca_file: str, certificate_file: str) -> str:
     return f"encrypted, server verified by {by}{own}"
 
 
-def _has_files(section: Telemetry) -> bool:
+def _has_files(section: TelemetryOptions) -> bool:
     return bool(section.ca_file or section.certificate_file)
 
 
 def _protection(
-    server: ServerUrl, section: Stream | Shadow | Telemetry | Notify, *, is_encrypted: bool
+    server: ServerUrl, section: Stream | Shadow | TelemetryOptions | Notify, *, is_encrypted: bool
 ) -> str:
     if is_encrypted:
         return encrypted_words(ca_file=section.ca_file, certificate_file=section.certificate_file)

@@ -8,7 +8,7 @@ from quantdrift.core.config.address import without_mark
 from quantdrift.core.config.section import Section, about
 
 
-class Copy(Section, frozen=True, kw_only=True):
+class CandidateCopy(Section, frozen=True, kw_only=True):
     """A copy of the candidate without traffic of its own. It scores answers that came without log-probabilities. For text."""
 
     url: Annotated[

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from quantdrift.core.config.address import without_mark
-from quantdrift.core.config.copies import Copy
+from quantdrift.core.config.copies import CandidateCopy
 from quantdrift.core.config.section import Section, about
 from quantdrift.core.config.tasks import Generation, Ranking, RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
@@ -199,7 +199,7 @@ class Reference(Section, frozen=True, kw_only=True):
             "QUANTDRIFT_REFERENCE_TOKEN, if it is set."
         ),
     ] = ""
-    copy: Copy = Copy()
+    copy: CandidateCopy = CandidateCopy()
 
     @property
     def is_torchscript(self) -> bool:

@@ -12,8 +12,8 @@ import msgspec
 from quantdrift.core.config.load import PREFIX
 from quantdrift.core.config.schema import (
     Budget,
+    CandidateCopy,
     Config,
-    Copy,
     Model,
     ModelTensor,
     Recheck,
@@ -179,7 +179,7 @@ def reference_markdown() -> str:
         lines += _page(f"`[models.{name}]`", f"models.{name}", kind)
     lines += _page("`[[models.references]]`", "models.references", Reference)
     lines += _page("`[[models.references.inputs]]`", "models.references.inputs", ReferenceInput)
-    lines += _page("`[models.references.copy]`", "models.references.copy", Copy)
+    lines += _page("`[models.references.copy]`", "models.references.copy", CandidateCopy)
     lines += _page("`[[models.inputs]]` and `[[models.outputs]]`", "models.inputs", ModelTensor)
     lines += _page("`[[slices]]`", "slices", Slice)
     lines += _page("`[[sampling.header_strata]]`", "sampling.header_strata", HeaderStratum)
@@ -237,7 +237,7 @@ def _options(section: str, kind: type[msgspec.Struct]) -> Iterator[Option]:
 
 def _is_table(kind: Any) -> bool:
     inner = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-    tables = {Budget, Copy, Recheck, Reference, *(kind for _, kind in SECTIONS.values())}
+    tables = {Budget, CandidateCopy, Recheck, Reference, *(kind for _, kind in SECTIONS.values())}
     return isinstance(inner, type) and issubclass(inner, msgspec.Struct) and inner in tables
 
 

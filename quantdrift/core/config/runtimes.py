@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.config.address import without_mark
-from quantdrift.core.config.copies import Copy
+from quantdrift.core.config.copies import CandidateCopy
 from quantdrift.core.config.models import Model, Reference, Runtime
 from quantdrift.core.tasks import Task
 
@@ -128,14 +128,14 @@ def _mapping(model: Model, reference: Reference) -> Iterator[str]:
 def _copy(model: Model, reference: Reference) -> Iterator[str]:
     copy = reference.copy
     if not copy.is_configured:
-        if copy != Copy():
+        if copy != CandidateCopy():
             yield "[models.references.copy] needs `url` or `path`"
         return
     if model.task is not Task.GENERATION:
         yield f"[models.references.copy] belongs to task `generation`, and this model's task is `{model.task}`"
     if copy.url and copy.path:
         yield "[models.references.copy]: give only one of `url` and `path`"
-    if copy.path and any(getattr(copy, name) != getattr(Copy(), name) for name in _OF_SERVER):
+    if copy.path and any(getattr(copy, name) != getattr(CandidateCopy(), name) for name in _OF_SERVER):
         yield f"[models.references.copy]: {', '.join(f'`{name}`' for name in _OF_SERVER)} belong to `url`, not to `path`"
     if not copy.versions:
         yield (

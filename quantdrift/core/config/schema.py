@@ -6,7 +6,7 @@ from them.
 
 from typing import Annotated
 
-from quantdrift.core.config.copies import Copy
+from quantdrift.core.config.copies import CandidateCopy
 from quantdrift.core.config.cost import Cost
 from quantdrift.core.config.models import (
     Budget,
@@ -20,14 +20,14 @@ from quantdrift.core.config.models import (
     Slice,
 )
 from quantdrift.core.config.section import GIB, KIB, MIB, Section, about
-from quantdrift.core.config.serving import Capture, Intake, Sampling, Sidecar, Storage, Stream
+from quantdrift.core.config.serving import Capture, Intake, SamplingOptions, Sidecar, Storage, Stream
 from quantdrift.core.config.tasks import Generation
 from quantdrift.core.config.watching import (
     Monitor,
     Notify,
     Provider,
     Shadow,
-    Telemetry,
+    TelemetryOptions,
 )
 from quantdrift.core.config.web import Web
 from quantdrift.core.tasks import MEASURES, Measure, Task
@@ -37,9 +37,9 @@ __all__ = [
     "KIB",
     "MIB",
     "Budget",
+    "CandidateCopy",
     "Capture",
     "Config",
-    "Copy",
     "Cost",
     "Generation",
     "Intake",
@@ -53,13 +53,13 @@ __all__ = [
     "Reference",
     "ReferenceInput",
     "Runtime",
-    "Sampling",
+    "SamplingOptions",
     "Shadow",
     "Sidecar",
     "Slice",
     "Storage",
     "Stream",
-    "Telemetry",
+    "TelemetryOptions",
     "Web",
 ]
 
@@ -78,10 +78,10 @@ class Config(Section, frozen=True, kw_only=True):
     sidecar: Sidecar = Sidecar()
     capture: Capture = Capture()
     intake: Intake = Intake()
-    sampling: Sampling = Sampling()
+    sampling: SamplingOptions = SamplingOptions()
     shadow: Shadow = Shadow()
     monitor: Monitor = Monitor()
-    telemetry: Telemetry = Telemetry()
+    telemetry: TelemetryOptions = TelemetryOptions()
     notify: Notify = Notify()
     web: Web = Web()
     cost: Cost = Cost()

@@ -337,7 +337,7 @@ class Intake(Section, frozen=True, kw_only=True):
     ] = 64 * MIB
 
 
-class Sampling(Section, frozen=True, kw_only=True):
+class SamplingOptions(Section, frozen=True, kw_only=True):
     """Which exchanges are captured. Every probability is known and recorded, and results are weighted by it."""
 
     rate: Annotated[

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from quantdrift.core.config.schema import Capture, Config, Model, Monitor, Recheck, Reference, Sampling
+from quantdrift.core.config.schema import Capture, Config, Model, Monitor, Recheck, Reference, SamplingOptions
 
 _SHARED = ("sampling.", "capture.", "models.", "slices.")
 # An address with a user, a password or parameters: only its scheme is shown, because a wrong cut would show a secret.
@@ -65,7 +65,7 @@ def judged_by(config: Config, model: Model) -> dict[str, Any]:
     return config_state(
         Config(
             capture=Capture(time_zone=config.capture.time_zone),
-            sampling=Sampling(sticky_header=config.sampling.sticky_header),
+            sampling=SamplingOptions(sticky_header=config.sampling.sticky_header),
             monitor=Monitor(session_s=config.monitor.session_s),
             models=(judged,),
             slices=tuple(rule for rule in config.slices if rule.model in ("", model.name)),

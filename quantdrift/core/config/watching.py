@@ -249,7 +249,7 @@ class Notify(Section, frozen=True, kw_only=True):
     ] = ""
 
 
-class Telemetry(Section, frozen=True, kw_only=True):
+class TelemetryOptions(Section, frozen=True, kw_only=True):
     """OpenTelemetry: alerts as events, gauges and replay spans over OTLP (gRPC); logs on stderr."""
 
     otlp_endpoint: Annotated[

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from quantdrift.core.config.address import is_loopback, is_own_host, read_address
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.process.http_port import LIMITS, HttpPort, Limits
+from quantdrift.core.process.http_port import LIMITS, HttpPort, PortLimits
 
 INSTANCE: Final = "QUANTDRIFT_INSTANCE"
 """Environment variable whose value /readyz returns, so that a parent can identify its own child process."""
@@ -67,7 +67,7 @@ class Admin:
         *,
         live: Callable[[], bool] = lambda: True,
         listener: socket.socket | None = None,
-        limits: Limits = LIMITS,
+        limits: PortLimits = LIMITS,
     ) -> None:
         self._live = live
         self._listener = listener

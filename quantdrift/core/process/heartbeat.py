@@ -87,21 +87,21 @@ class Watched(Protocol):
         """Process id; None while it does not run."""
 
 
-class ProcessState(NamedTuple):
+class KernelState(NamedTuple):
     """What the kernel says of a process: the letter of `ps` for its main thread, and its processor time."""
 
     letter: str
     cpu_s: float
 
 
-def process_state(pid: int) -> ProcessState | None:
+def process_state(pid: int) -> KernelState | None:
     """Return the state of a process; None where there is no /proc, or no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    return ProcessState(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
+    return KernelState(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
 
 
 class HangWatch:
@@ -150,7 +150,7 @@ class HangWatch:
         return _reason(process_state(pid), self._cpu_s, self.silent_s)
 
 
-def _reason(state: ProcessState | None, cpu_before_s: float, silent_s: float) -> str:
+def _reason(state: KernelState | None, cpu_before_s: float, silent_s: float) -> str:
     silent = f"gave no heartbeat for {silent_s:.0f} s"
     if state is None:
         return silent

@@ -21,7 +21,7 @@ _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\
 _LOG = logging.getLogger(__name__)
 
 
-class Limits(NamedTuple):
+class PortLimits(NamedTuple):
     """Limits of a port.
 
     Parameters
@@ -51,7 +51,7 @@ class Limits(NamedTuple):
     idle_s: float = 120.0
 
 
-LIMITS = Limits()
+LIMITS = PortLimits()
 
 
 class HttpPort:
@@ -65,7 +65,7 @@ class HttpPort:
         More options for aiohttp's runner.
     """
 
-    def __init__(self, app: web.Application, limits: Limits = LIMITS, **options: Any) -> None:
+    def __init__(self, app: web.Application, limits: PortLimits = LIMITS, **options: Any) -> None:
         self._usage = _Usage(limits)
         self._connections: dict[web.RequestHandler, _Connection] = {}
         self._server: asyncio.Server | None = None
@@ -136,7 +136,7 @@ class HttpPort:
 class _Usage:
     """Connections and buffered bytes of a port, against its limits."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PortLimits) -> None:
         self.limits = limits
         self._open: set[_Connection] = set()
         self._waiting: dict[_Connection, None] = {}  # without a complete request, the longest waiting first

@@ -32,7 +32,7 @@ _SUFFIX: Final = ".config"
 _LOG = logging.getLogger(__name__)
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class KeptConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration that was accepted.
 
     Parameters
@@ -73,7 +73,7 @@ def keep(path: Path) -> None:
         document = msgspec.Raw(
             msgspec.json.encode(parts.document)
         )  # before the environment's overrides are in it
-        kept = Kept(
+        kept = KeptConfig(
             path=str(path.resolve()),
             document=document,
             digest=config_digest(config_state(config_of(parts, path))),
@@ -94,7 +94,7 @@ def keep(path: Path) -> None:
         _LOG.warning("the configuration in effect cannot be kept for a restart with a broken file: %s", error)
 
 
-def kept(path: Path, directory: Path | None = None) -> Kept | None:
+def kept(path: Path, directory: Path | None = None) -> KeptConfig | None:
     """Return the last accepted configuration of `path`; None: there is none that can be read.
 
     Parameters
@@ -104,7 +104,7 @@ def kept(path: Path, directory: Path | None = None) -> Kept | None:
     """
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         last_accepted = msgspec.json.decode(
-            ((directory or _directory()) / _name(path)).read_bytes(), type=Kept
+            ((directory or _directory()) / _name(path)).read_bytes(), type=KeptConfig
         )
         if last_accepted.path == str(path.resolve()):
             return last_accepted

@@ -63,7 +63,7 @@ class _HealthAnswer(msgspec.Struct, frozen=True):
     error: _HealthError | None = None
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
+class ServerAccess(msgspec.Struct, frozen=True, kw_only=True):
     """Who may do what at a server, over TLS.
 
     Parameters
@@ -103,7 +103,7 @@ class NatsServer:
     """
 
     def __init__(
-        self, directory: Path, *, store_bytes: int | None = None, access: Access | None = None
+        self, directory: Path, *, store_bytes: int | None = None, access: ServerAccess | None = None
     ) -> None:
         self.directory = directory
         self._access = access
@@ -345,7 +345,7 @@ def find_program() -> Path:
 
 
 def _configuration(
-    data_dir: Path, port: int, name: str, token: str, *, store_bytes: int | None, access: Access | None
+    data_dir: Path, port: int, name: str, token: str, *, store_bytes: int | None, access: ServerAccess | None
 ) -> str:
     def text(value: str | Path) -> bytes:
         return msgspec.json.encode(str(value))

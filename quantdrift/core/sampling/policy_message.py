@@ -22,7 +22,7 @@ SUMMARY_KEY = "account"
 _MARK = "m"  # not a hexadecimal digit, so that no epoch of configured rates has it here
 
 
-class Refusal(StrEnum):
+class PolicyRefusal(StrEnum):
     """Why a sidecar refuses a policy message."""
 
     UNREADABLE = "unreadable"  # not a policy message of a known version, or too long
@@ -33,7 +33,7 @@ class Refusal(StrEnum):
     LASTS = "lasts"  # valid for longer than any policy is, or for a time that is no number
 
 
-class RefusedError(QuantdriftError):
+class PolicyRefusedError(QuantdriftError):
     """A policy message is refused, and the configured rates apply.
 
     Parameters
@@ -44,7 +44,7 @@ class RefusedError(QuantdriftError):
         What was wrong, in words.
     """
 
-    def __init__(self, refusal: Refusal, detail: str) -> None:
+    def __init__(self, refusal: PolicyRefusal, detail: str) -> None:
         super().__init__(f"{refusal.value}: {detail}")
         self.refusal = refusal
         self.detail = detail
@@ -75,7 +75,7 @@ class PolicyMessage(msgspec.Struct, frozen=True, kw_only=True):
         return now_s < self.issued_at.timestamp() + self.valid_s
 
 
-class SliceShare(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedSlice(msgspec.Struct, frozen=True, kw_only=True):
     """The planned sampling of one slice.
 
     Parameters
@@ -124,7 +124,7 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     n_items: int
     n_unboosted: int
     n_slices: int
-    slices: tuple[SliceShare, ...]
+    slices: tuple[PlannedSlice, ...]
 
 
 _KINDS: dict[type, bytes] = {PolicyMessage: b"D", PolicySummary: b"A"}
@@ -167,9 +167,9 @@ def decode_policy_message(wire: bytes) -> PolicyMessage:
     """
     message: PolicyMessage = _decode(PolicyMessage, wire)
     if message.policy.epoch != name_of(message.policy):
-        raise RefusedError(Refusal.UNREADABLE, "its name does not match its rates")
+        raise PolicyRefusedError(PolicyRefusal.UNREADABLE, "its name does not match its rates")
     if message.issued_at.tzinfo is None:
-        raise RefusedError(Refusal.UNREADABLE, "its time has no zone")
+        raise PolicyRefusedError(PolicyRefusal.UNREADABLE, "its time has no zone")
     return message
 
 
@@ -187,15 +187,19 @@ def decode_policy_summary(wire: bytes) -> PolicySummary:
 
 def _decode(kind: type, wire: bytes) -> Any:
     if len(wire) > MAX_BYTES:
-        raise RefusedError(Refusal.UNREADABLE, f"{len(wire)} bytes exceed the limit of {MAX_BYTES}")
+        raise PolicyRefusedError(
+            PolicyRefusal.UNREADABLE, f"{len(wire)} bytes exceed the limit of {MAX_BYTES}"
+        )
     if wire[:1] != _KINDS[kind]:
-        raise RefusedError(Refusal.UNREADABLE, f"not a {kind.__name__.lower()} (kind byte {wire[:1]!r})")
+        raise PolicyRefusedError(
+            PolicyRefusal.UNREADABLE, f"not a {kind.__name__.lower()} (kind byte {wire[:1]!r})"
+        )
     if wire[1:2] != bytes((VERSION,)):
-        raise RefusedError(
-            Refusal.UNREADABLE,
+        raise PolicyRefusedError(
+            PolicyRefusal.UNREADABLE,
             f"schema version {list(wire[1:2])} is not {VERSION}: upgrade the sidecars before the monitor",
         )
     try:
         return _DECODERS[kind].decode(memoryview(wire)[2:])
     except msgspec.MsgspecError as error:
-        raise RefusedError(Refusal.UNREADABLE, misfit(error)) from error
+        raise PolicyRefusedError(PolicyRefusal.UNREADABLE, misfit(error)) from error

@@ -7,7 +7,7 @@ import hashlib
 
 import msgspec
 
-from quantdrift.core.config.schema import Sampling
+from quantdrift.core.config.schema import SamplingOptions
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
 
 EPOCH_S = 86_400.0
@@ -24,7 +24,7 @@ LEAST_RATIO = 1e-6
 """A sidecar refuses rates below this part of the configured ones: far below what a monitor gives in the largest fleet that lags."""
 
 
-def policy_at(sampling: Sampling, now_s: float) -> Policy:
+def policy_at(sampling: SamplingOptions, now_s: float) -> Policy:
     """Return the policy of the configured rates at `now_s`.
 
     Parameters
@@ -37,7 +37,7 @@ def policy_at(sampling: Sampling, now_s: float) -> Policy:
     return policy_of(sampling, f"{int(now_s // EPOCH_S):x}-{digest(sampling)}")
 
 
-def policy_of(sampling: Sampling, epoch: str) -> Policy:
+def policy_of(sampling: SamplingOptions, epoch: str) -> Policy:
     """Return the policy of a named epoch of this configuration."""
     header = (*sampling.header_strata, HeaderStratum(name="default", rate=sampling.rate))
     body = (*sampling.body_strata, BodyStratum(name="default", rate=sampling.body_rate))
@@ -76,7 +76,7 @@ def uniform(key: bytes, salt: bytes) -> float:
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
-def digest(sampling: Sampling) -> str:
+def digest(sampling: SamplingOptions) -> str:
     """Return a digest of the rates, for the names of epochs."""
     rates = msgspec.json.encode(
         [sampling.rate, sampling.header_strata, sampling.body_rate, sampling.body_strata]

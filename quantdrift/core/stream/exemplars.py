@@ -31,7 +31,7 @@ _NO_MESSAGE: Final = 10037
 _NOT_DELETED: Final = 10057  # JetStream says so of one that is gone, and of one that it cannot delete
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class KeptExemplar(msgspec.Struct, frozen=True, kw_only=True):
     """An exemplar in the stream.
 
     Parameters
@@ -57,7 +57,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 async def kept_exemplars(
     queue: Queue, *, model: str = "", slice_name: str = "", kind: str = "", payload: bool = False
-) -> AsyncIterator[Kept]:
+) -> AsyncIterator[KeptExemplar]:
     """Yield the exemplars that are kept now, oldest first; none if there is no stream. Needs the rights of a shadow.
 
     Parameters
@@ -106,7 +106,7 @@ async def kept_exemplars(
 
 
 async def delete_exemplars(
-    queue: Queue, found: Sequence[Kept], *, progress: Callable[[int], None] = lambda _: None
+    queue: Queue, found: Sequence[KeptExemplar], *, progress: Callable[[int], None] = lambda _: None
 ) -> int:
     """Delete exemplars and let the server overwrite their bytes; return how many were still there.
 
@@ -146,14 +146,14 @@ async def _is_there(jetstream: JetStreamContext, stream: str, sequence: int) -> 
     return True
 
 
-def _kept(delivery: Delivery) -> Kept | None:
+def _kept(delivery: Delivery) -> KeptExemplar | None:
     parts = delivery.subject.split(".")
     try:
         kind = ExemplarKind(parts[-1])
     except ValueError:
         return None
     headers = delivery.headers
-    return Kept(
+    return KeptExemplar(
         sequence=delivery.sequence,
         model=model_of(parts[-3]),
         slice=unquote(headers.get(SLICE_HEADER, "")) or model_of(parts[-2]),

@@ -54,7 +54,7 @@ Array = npt.NDArray[Any]
 MOST_VALUES: Final = 1000
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ClusterSample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The sample that a clustering is fitted to: one row per item.
 
     Parameters
@@ -77,10 +77,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     labels: Sequence[Sequence[str]]
     attributes: Sequence[Mapping[str, str]]
 
-    def rows(self, chosen: Bools) -> "Sample":
+    def rows(self, chosen: Bools) -> "ClusterSample":
         """Return the rows that are `chosen` : (n,)."""
         rows = np.flatnonzero(chosen).tolist()
-        return Sample(
+        return ClusterSample(
             vectors=self.vectors[chosen],
             weights=self.weights[chosen],
             exchanges=[self.exchanges[row] for row in rows],
@@ -151,7 +151,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def fit_clusters(
-    sample: Sample,
+    sample: ClusterSample,
     naming: Naming,
     *,
     n_clusters: int,
@@ -262,7 +262,7 @@ def _near(vectors: Float32) -> Bools:
     return near
 
 
-def _scaling(sample: Sample, *, per_column: bool) -> tuple[Float32, Float32]:
+def _scaling(sample: ClusterSample, *, per_column: bool) -> tuple[Float32, Float32]:
     """Return centre and scale: one for each feature, or a common one for an embedding, which keeps its geometry."""
     vectors = sample.vectors.astype(np.float64)
     centre = np.average(vectors, axis=0, weights=sample.weights)
@@ -380,7 +380,7 @@ def _identities(
     return tuple(ids), former, next_id
 
 
-def _described(clustering: Clustering, sample: Sample) -> tuple[Cluster, ...]:
+def _described(clustering: Clustering, sample: ClusterSample) -> tuple[Cluster, ...]:
     positions, ratios = clustering.nearest(sample.vectors)
     inside: Ints = np.where(ratios > 1.0, -1, positions)
     traits = traits_of(inside, sample.weights, sample.labels, len(clustering.ids))

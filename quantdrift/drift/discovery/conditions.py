@@ -11,14 +11,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantdrift.core.records import Predicate
-from quantdrift.drift.discovery.items import Items
+from quantdrift.drift.discovery.items import SearchItems
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 
 _STEPS = 50.0  # of the middle nine tenths of a feature
 _LEAST_SPREAD = 1e-300  # below it there is no float to round to
 
 
-def conditions_of(items: Items, least_share: float, n_bins: int) -> Iterator[tuple[Predicate, BoolArray]]:
+def conditions_of(
+    items: SearchItems, least_share: float, n_bins: int
+) -> Iterator[tuple[Predicate, BoolArray]]:
     """Yield every condition that holds for a share of at least `least_share` of the weight, and not for all.
 
     Parameters
@@ -59,7 +61,7 @@ def edges_of(values: FloatArray, n_bins: int) -> list[float]:
     return sorted({float(f"{round(float(q) / step) * step:g}") for q in quantiles})
 
 
-def _wanted(items: Items, least: float, n_bins: int) -> Iterator[Predicate]:
+def _wanted(items: SearchItems, least: float, n_bins: int) -> Iterator[Predicate]:
     for key, levels in sorted(items.levels.items()):
         weight = np.bincount(items.codes[key] + 1, weights=items.weight, minlength=len(levels) + 1)[1:]
         for code in np.flatnonzero(weight >= least):

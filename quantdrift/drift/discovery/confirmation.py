@@ -42,7 +42,7 @@ LARGEST_NULL = 0.5  # above this a slice needs no statistics
 MONTH_S = 30 * 86_400.0
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class ConfirmationTrial(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the test of one candidate.
 
     Parameters
@@ -62,7 +62,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     highest: float = 0.0
     n_groups: int = 0
 
-    def after(self, vx: FloatArray, v: FloatArray) -> "Trial":
+    def after(self, vx: FloatArray, v: FloatArray) -> "ConfirmationTrial":
         """Return the trial after more exchanges, in their order.
 
         Parameters
@@ -84,7 +84,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         path = np.cumsum(np.concatenate((np.array([self.log_wealth]), steps)), axis=0)[1:]
         top = path.max(axis=1)
         evidence = top + np.log(np.exp(path - top[:, None]).mean(axis=1))
-        return Trial(
+        return ConfirmationTrial(
             m=self.m,
             log_wealth=tuple(float(value) for value in path[-1]),
             highest=max(self.highest, float(evidence.max())),

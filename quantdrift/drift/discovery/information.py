@@ -18,14 +18,14 @@ import numpy as np
 
 from quantdrift.core.records import Metric
 from quantdrift.drift.discovery.conditions import edges_of
-from quantdrift.drift.discovery.items import MOST_KEYS, Gathering, Items
+from quantdrift.drift.discovery.items import MOST_KEYS, Gathering, SearchItems
 from quantdrift.drift.evidence.observations import FloatArray
 
 GLIMPSED = 2_000  # items from which the keys are chosen
 _MOST_GLIMPSED = 1_024  # largest number of keys among them
 
 
-class Choice:
+class KeyChoice:
     """The choice of the keys that a search uses, by the first `GLIMPSED` items; it takes items as `Gathering` does.
 
     Parameters
@@ -59,7 +59,7 @@ class Choice:
         if len(self._first_items) == GLIMPSED:
             self._gathering = self._chosen()
 
-    def items(self) -> Items:
+    def items(self) -> SearchItems:
         """Return the added items."""
         return (self._gathering or self._chosen()).items()
 
@@ -79,7 +79,7 @@ _Item = tuple[str, float, Mapping[str, str], Mapping[str, float], Mapping[Metric
 
 
 def informative_keys(
-    items: Items, least_share: float, n_bins: int, *, first: Collection[str] = (), most: int = MOST_KEYS
+    items: SearchItems, least_share: float, n_bins: int, *, first: Collection[str] = (), most: int = MOST_KEYS
 ) -> tuple[str, ...]:
     """Return the attributes and features with the most information, the best first; equal ones by name.
 
@@ -102,7 +102,7 @@ def informative_keys(
     return tuple(best[:most])
 
 
-def attribute_information(items: Items, key: str, least_share: float) -> float:
+def attribute_information(items: SearchItems, key: str, least_share: float) -> float:
     """Return the information of an attribute, nats."""
     n_values = len(items.levels[key])
     weight = np.bincount(items.codes[key] + 1, weights=items.weight, minlength=n_values + 1)
@@ -110,7 +110,7 @@ def attribute_information(items: Items, key: str, least_share: float) -> float:
     return _entropy(np.append(own, weight.sum() - own.sum()))
 
 
-def feature_information(items: Items, key: str, n_bins: int) -> float:
+def feature_information(items: SearchItems, key: str, n_bins: int) -> float:
     """Return the information of a feature, nats."""
     values = items.numbers[key]
     edges = edges_of(values, n_bins)

@@ -18,7 +18,7 @@ MOST_VALUES = 4096
 ABSENT = -1
 
 
-class Items(msgspec.Struct, frozen=True, kw_only=True):
+class SearchItems(msgspec.Struct, frozen=True, kw_only=True):
     """N items. Those of one exchange need not be adjacent.
 
     Parameters
@@ -63,7 +63,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
             members &= self._meets(condition)
         return members
 
-    def without(self, prefix: str) -> "Items":
+    def without(self, prefix: str) -> "SearchItems":
         """Return the same items without the attributes whose keys begin with `prefix`."""
         codes = {key: column for key, column in self.codes.items() if not key.startswith(prefix)}
         return msgspec.structs.replace(self, codes=codes, levels={key: self.levels[key] for key in codes})
@@ -153,13 +153,13 @@ class Gathering:
         self._pi.append(pi)
         self._group.append(self._groups.setdefault(exchange, len(self._groups)))
 
-    def items(self) -> Items:
+    def items(self) -> SearchItems:
         """Return the added items."""
         n = len(self._pi)
         pi = np.array(self._pi, dtype=np.float64)
         group = np.array(self._group, dtype=np.intp)
         size = np.bincount(group, minlength=len(self._groups))
-        return Items(
+        return SearchItems(
             codes={key: _filled(column, n, ABSENT).astype(np.intp) for key, column in self._codes.items()},
             levels={key: tuple(codes) for key, codes in self._places.items()},
             numbers={key: _filled(column, n, np.nan) for key, column in self._numbers.items()},

@@ -29,7 +29,7 @@ import numpy as np
 
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.drift.discovery.conditions import conditions_of
-from quantdrift.drift.discovery.items import Items
+from quantdrift.drift.discovery.items import SearchItems
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 
 ALPHA = 0.99
@@ -45,7 +45,7 @@ _N, _W, _W2, _WX, _W2X, _W2XX = range(_SUMS)
 Indices = tuple[int, ...]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a search.
 
     Parameters
@@ -107,7 +107,7 @@ class FoundSlice(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
 
-class Search(msgspec.Struct, frozen=True, kw_only=True):
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a search.
 
     Parameters
@@ -133,11 +133,11 @@ class GivenUpError(Exception):
 
 
 def search(
-    items: Items,
+    items: SearchItems,
     bounds: Mapping[Metric, float],
-    limits: Limits,
+    limits: SearchLimits,
     give_up: Callable[[], bool] = lambda: False,
-) -> Search:
+) -> SearchResult:
     """Return the slices on which divergence concentrates.
 
     Parameters
@@ -159,7 +159,7 @@ def search(
     """
     lattice = _Lattice(items, bounds, limits, give_up)
     lattice.descend()
-    return Search(
+    return SearchResult(
         found=tuple(lattice.take()),
         n_items=len(items),
         n_scored=lattice.n_scored,
@@ -176,7 +176,7 @@ def overlap(left: BoolArray, right: BoolArray) -> float:
 class _Signal:
     """One metric: its sums over a slice, and the score of the sums."""
 
-    def __init__(self, items: Items, metric: Metric, bound: float, limits: Limits) -> None:
+    def __init__(self, items: SearchItems, metric: Metric, bound: float, limits: SearchLimits) -> None:
         self.metric, self.bound, self.limits = metric, bound, limits
         signal = items.signals[metric]
         seen = ~np.isnan(signal)
@@ -232,7 +232,11 @@ class _Lattice:
     """The slices of one search, as indices in the list of conditions."""
 
     def __init__(
-        self, items: Items, bounds: Mapping[Metric, float], limits: Limits, give_up: Callable[[], bool]
+        self,
+        items: SearchItems,
+        bounds: Mapping[Metric, float],
+        limits: SearchLimits,
+        give_up: Callable[[], bool],
     ) -> None:
         self._limits, self._give_up = limits, give_up
         self._signals = [

@@ -197,7 +197,7 @@ class Means(NamedTuple):
     refused: BoolArray
 
 
-class Shares(NamedTuple):
+class ThinnedGroups(NamedTuple):
     """The values of groups for detectors without weights, from items thinned to a constant probability.
 
     Parameters
@@ -238,10 +238,10 @@ def group_times(bins: IntArray, items: Items, members: Members) -> Means:
     return times
 
 
-def group_shares(items: Items, members: Members) -> Shares:
+def group_shares(items: Items, members: Members) -> ThinnedGroups:
     """Return the values of many groups for detectors without weights."""
     n = len(members.ends)
-    shares = Shares(
+    shares = ThinnedGroups(
         np.zeros((n, 2 * N_MARGIN_BINS)),
         np.zeros((n, N_TAIL_BINS)),
         np.zeros(n, dtype=np.bool_),
@@ -553,7 +553,7 @@ def _second(sure: float, pi1: float) -> float:
 
 
 @compiled
-def _shares(items: Items, members: Members, shares: Shares) -> None:
+def _shares(items: Items, members: Members, shares: ThinnedGroups) -> None:
     begin = 0
     for group in range(len(members.ends)):
         end = members.ends[group]

@@ -19,7 +19,7 @@ import numpy as np
 
 from quantdrift.drift.evidence.margin import EDGES, N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
-from quantdrift.drift.explain.mix import LEAST, MixSplit, MoveCause, MovePart, Sample, split, summed
+from quantdrift.drift.explain.mix import LEAST, MixItems, MixSplit, MoveCause, MovePart, split, summed
 from quantdrift.facts.explanation import DamageCause
 
 _MANY = 0.05  # share of the later window at margins that are rare in the earlier one
@@ -38,7 +38,7 @@ class DamageWindow(msgspec.Struct, frozen=True, kw_only=True):
     margin
         Margin of the reference, in [0, 1]; NaN if the item has none.
     weight, cluster
-        As in `mix.Sample`.
+        As in `mix.MixItems`.
     """
 
     x: FloatArray
@@ -99,7 +99,7 @@ def damage(before: DamageWindow, after: DamageWindow) -> Damage | None:
     bins = [np.searchsorted(np.array(EDGES), window.margin, side="right") for window in windows]
     stratum = strata(np.bincount(bins[0], minlength=N_BINS), summed(bins[1], windows[1].weight, N_BINS))
     samples = [
-        Sample(x=window.x, weight=window.weight, cell=stratum[bin_], cluster=window.cluster)
+        MixItems(x=window.x, weight=window.weight, cell=stratum[bin_], cluster=window.cluster)
         for window, bin_ in zip(windows, bins, strict=True)
     ]
     parts = split(samples[0], samples[1], N_BINS)

@@ -50,7 +50,7 @@ class MoveCause(StrEnum):
     TOO_FEW = "too_few"  # exchanges in one of the windows
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class MixItems(msgspec.Struct, frozen=True, kw_only=True):
     """The items of one window, every array (n,).
 
     Parameters
@@ -126,7 +126,7 @@ class MixSplit(msgspec.Struct, frozen=True, kw_only=True):
         return cause if largest.value >= _DOMINANT * sum(risen) else MoveCause.BOTH
 
 
-def split(before: Sample, after: Sample, n_cells: int) -> MixSplit | None:
+def split(before: MixItems, after: MixItems, n_cells: int) -> MixSplit | None:
     """Return how the mean moved between two windows, or None where one of them is empty.
 
     Parameters
@@ -194,29 +194,29 @@ def summed(cell: IntArray, values: FloatArray, n_cells: int) -> FloatArray:
     return np.bincount(cell, weights=values, minlength=n_cells).astype(np.float64)
 
 
-def _shares(sample: Sample, n_cells: int) -> FloatArray:
+def _shares(sample: MixItems, n_cells: int) -> FloatArray:
     shares: FloatArray = summed(sample.cell, sample.weight, n_cells) / sample.weight.sum()
     return shares
 
 
-def _mean(sample: Sample, values: FloatArray) -> float:
+def _mean(sample: MixItems, values: FloatArray) -> float:
     return float(sample.weight @ values / sample.weight.sum())
 
 
-def _influence(sample: Sample, values: FloatArray) -> FloatArray:
+def _influence(sample: MixItems, values: FloatArray) -> FloatArray:
     """Return by how much each item, per unit of weight, moves the weighted mean of `values`, (n,)."""
     moved: FloatArray = (values - _mean(sample, values)) / sample.weight.sum()
     return moved
 
 
-def _variance(sample: Sample, influence: FloatArray) -> float:
+def _variance(sample: MixItems, influence: FloatArray) -> float:
     """Return the variance of an estimate from its `influence`, (n,), per unit of weight of each item."""
     clusters = np.bincount(sample.cluster, weights=sample.weight * influence)
     n = sample.n
     return float(clusters @ clusters) * n / (n - 1) if n > 1 else math.inf
 
 
-def _surprise(sample: Sample, mean: FloatArray, matched: BoolArray) -> FloatArray:
+def _surprise(sample: MixItems, mean: FloatArray, matched: BoolArray) -> FloatArray:
     """Return the variance of cell means that are 0 or 1, (cells,), which the observed squares put at 0."""
     if not np.isin(sample.x, (0.0, 1.0)).all():
         return np.zeros(len(mean))

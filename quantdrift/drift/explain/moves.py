@@ -24,7 +24,7 @@ from quantdrift.facts.explanation import FEWEST_AFTER, FEWEST_BEFORE
 LEVEL = 0.001
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredItems(msgspec.Struct, frozen=True, kw_only=True):
     """The items of one window.
 
     Parameters
@@ -58,7 +58,7 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
     n_measures: int = 0
 
 
-def moves(before: Measured, after: Measured) -> Moves:
+def moves(before: MeasuredItems, after: MeasuredItems) -> Moves:
     """Return the measures that moved; those with too few exchanges in a window are not compared.
 
     Parameters
@@ -87,7 +87,7 @@ class _Mean(msgspec.Struct, frozen=True, kw_only=True):
     n: int
 
 
-def _mean(window: Measured, name: str) -> _Mean:
+def _mean(window: MeasuredItems, name: str) -> _Mean:
     values = window.values[name]
     finite: BoolArray = np.isfinite(values)
     if not finite.any():

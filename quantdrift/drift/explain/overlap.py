@@ -37,7 +37,7 @@ MOST_OF_WHOLE = 0.75
 Size = tuple[float, bool]  # weight of a slice's traffic, and whether it is not declared
 
 
-class Items(msgspec.Struct, frozen=True, kw_only=True):
+class SliceItems(msgspec.Struct, frozen=True, kw_only=True):
     """The items of the slice that is to be explained, every array (n,).
 
     Parameters
@@ -86,7 +86,7 @@ class Remainder(msgspec.Struct, frozen=True, kw_only=True):
         return over <= Z * self.se and excess_left < MOST_LEFT * self.excess
 
 
-def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
+def rest_of(items: SliceItems, out: BoolArray, level: float) -> Remainder:
     """Return the rest of a slice without the items for which `out`, (n,), is True.
 
     Parameters
@@ -115,7 +115,7 @@ def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
 
 
 def explaining(
-    items: Items, level: float, others: Mapping[int, BoolArray], sizes: Mapping[int, Size], larger: int
+    items: SliceItems, level: float, others: Mapping[int, BoolArray], sizes: Mapping[int, Size], larger: int
 ) -> tuple[int, ...]:
     """Return the smallest slice that explains the excess of slice `larger`, else several that do, or none.
 
@@ -157,7 +157,9 @@ def explaining(
     )
 
 
-def _together(items: Items, level: float, others: Mapping[int, BoolArray], most: float) -> tuple[int, ...]:
+def _together(
+    items: SliceItems, level: float, others: Mapping[int, BoolArray], most: float
+) -> tuple[int, ...]:
     """Return the fewest slices found that explain the excess together.
 
     Parameters

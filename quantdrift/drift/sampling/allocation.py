@@ -31,7 +31,7 @@ import numpy as np
 
 from quantdrift.core.records import Policy, Predicate
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
-from quantdrift.drift.sampling.boosts import Boosts, Layout, Rates, boostable
+from quantdrift.drift.sampling.boosts import Boosts, Layout, PolicyRates, boostable
 from quantdrift.drift.sampling.stratification import bins_of, profile_of, rounded_down
 
 BASE_SHARE = 0.1
@@ -113,7 +113,7 @@ class Recent(msgspec.Struct, frozen=True, kw_only=True):
         return np.asarray(self.weight * scale[self.header], dtype=np.float64)
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling budget and its division.
 
     Parameters
@@ -187,7 +187,7 @@ def allocate(
     recent: Recent,
     demands: Sequence[Demand],
     layout: Layout,
-    budget: Budget,
+    budget: SamplingBudget,
     *,
     epoch: str,
     previous: Policy | None = None,
@@ -242,7 +242,9 @@ class _Cost(msgspec.Struct, frozen=True, kw_only=True):
 class _Plan:
     """The computation of one allocation. Slices with the same conditions share one boost."""
 
-    def __init__(self, recent: Recent, demands: Sequence[Demand], layout: Layout, budget: Budget) -> None:
+    def __init__(
+        self, recent: Recent, demands: Sequence[Demand], layout: Layout, budget: SamplingBudget
+    ) -> None:
         self._budget, self._demands, self._recent = budget, demands, recent
         self._offered = recent.offered_per_s
         self._per_s = recent.items_per_s()
@@ -288,7 +290,7 @@ class _Plan:
         self._rank = np.lexsort((-self._mean, -urgent))
         self._boosted = np.ones(n, dtype=bool)
 
-    def solve(self) -> Rates:
+    def solve(self) -> PolicyRates:
         """Return the largest rates within the budget."""
         ceiling = np.array([float(stratum.rate > 0) for stratum in self.boosts.layout.header_strata])
         while True:
@@ -309,7 +311,7 @@ class _Plan:
             within_limit = np.cumsum(needed[self._rank]) < self._budget.n_strata
             self._boosted[self._rank[~within_limit & (needed[self._rank] > 0)]] = False
 
-    def _spent(self, ceiling: FloatArray) -> Rates:
+    def _spent(self, ceiling: FloatArray) -> PolicyRates:
         aim = HEADROOM * self._budget.replays_per_s
         smallest = min(
             [self._base, *(self._mean[self._boosted] * self._profile.shape[self._boosted].min(axis=1))]
@@ -326,13 +328,13 @@ class _Plan:
                 high = middle
         return self._scaled(low, ceiling)
 
-    def _scaled(self, factor: float, ceiling: FloatArray) -> Rates:
+    def _scaled(self, factor: float, ceiling: FloatArray) -> PolicyRates:
         base = float(rounded_down(np.array(min(1.0, factor * self._base))))
         mean = np.minimum(1.0, factor * self._mean)
         boost = rounded_down(self._profile.spread(mean)) * self._boosted[:, None]
         top = boost.max(axis=1, initial=0.0)
         envelope = (self._reach * top[:, None]).max(axis=0, initial=base)
-        return Rates(base=base, boost=boost, envelope=np.minimum(envelope, ceiling))
+        return PolicyRates(base=base, boost=boost, envelope=np.minimum(envelope, ceiling))
 
     def _ceiling(self, envelope: FloatArray) -> FloatArray:
         """Return the first-phase rates within the capacity of the capture processes: the largest are lowered first."""
@@ -347,7 +349,7 @@ class _Plan:
         first = int(np.argmax(level < rates))
         return np.minimum(envelope, rounded_down(level[first]))
 
-    def cost(self, rates: Rates) -> _Cost:
+    def cost(self, rates: PolicyRates) -> _Cost:
         """Return the cost of these rates on the recent traffic."""
         total = np.full(len(self._per_s), rates.base)
         if len(self._starts):

@@ -16,7 +16,7 @@ from quantdrift.core.sampling.inclusion import known_at_capture, reachable_strat
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyRates(msgspec.Struct, frozen=True, kw_only=True):
     """A policy as numbers.
 
     Parameters
@@ -83,7 +83,7 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
             ]
         return reached
 
-    def strata(self, row: int, rates: Rates) -> list[BodyStratum]:
+    def strata(self, row: int, rates: PolicyRates) -> list[BodyStratum]:
         """Return the body strata of one boost, without those that the base rate or a wider stratum covers."""
         strata = []
         own = rates.boost[row]
@@ -98,7 +98,7 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
             strata.append(BodyStratum(name=name, rate=float(own[h]), where=where))
         return strata
 
-    def policy(self, rates: Rates, epoch: str) -> Policy:
+    def policy(self, rates: PolicyRates, epoch: str) -> Policy:
         """Return `rates` as the policy of an epoch."""
         body = [stratum for row in range(len(self.wheres)) for stratum in self.strata(row, rates)]
         return Policy(
@@ -110,7 +110,7 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
             body_strata=(*body, BodyStratum(name="default", rate=rates.base)),
         )
 
-    def read(self, policy: Policy) -> Rates | None:
+    def read(self, policy: Policy) -> PolicyRates | None:
         """Return a policy's rates on these boosts and bins, or None where it distinguishes other strata.
 
         Also where one of policy and layout samples a header stratum and the other does not:
@@ -135,7 +135,7 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
                 return None
             boost[row, :stop] = np.maximum(boost[row, :stop], stratum.rate)
         envelope = np.array([stratum.rate for stratum in policy.header_strata])
-        return Rates(base=base.rate, boost=boost, envelope=envelope)
+        return PolicyRates(base=base.rate, boost=boost, envelope=envelope)
 
 
 def boostable(where: Sequence[Predicate]) -> bool:

@@ -16,8 +16,8 @@ from quantdrift.facts.diagnosis import (
     DiagnosisVerdict,
     OffTensor,
     OffValues,
-    Origin,
     WeightFault,
+    WeightsOrigin,
 )
 
 _MOST_CLIPPED: Final = 5  # ranges that clip, in the text
@@ -188,7 +188,7 @@ def diagnosed(diagnosis: Diagnosis, *, model: str, slice_name: str) -> list[str 
 def _of_files(diagnosis: Diagnosis) -> list[str]:
     """Return what the two files alone say of the weights."""
     lines = [f"By the files alone, {off.site}: {fault_words(off.tensor)}." for off in diagnosis.off]
-    if diagnosis.origin is Origin.MOVED:
+    if diagnosis.origin is WeightsOrigin.MOVED:
         lines.append(
             f"{diagnosis.n_moved} of {diagnosis.n_tensors} weights were moved by whole steps, as methods such as GPTQ do on purpose: their answers judge"
             " them."
@@ -255,7 +255,7 @@ def _meanings(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 def _of_weight(diagnosis: Diagnosis) -> tuple[str, str]:
     """Return what is wrong with the first weight that is named."""
     first = next(blamed for blamed in diagnosis.blamed if blamed.cause.value == "weights")
-    if diagnosis.origin is Origin.MOVED and first.off:
+    if diagnosis.origin is WeightsOrigin.MOVED and first.off:
         word = "moved"
     elif first.off:
         word = max(first.off, key=lambda tensor: tensor.share).fault.value

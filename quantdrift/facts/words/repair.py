@@ -8,7 +8,7 @@ from quantdrift.core.notation import capital, part
 from quantdrift.core.slices import ALL
 from quantdrift.core.text import Table, plain
 from quantdrift.facts.gate import Decision, Outcome
-from quantdrift.facts.repairs import Measured, Repaired, RepairKind, RepairOutcome
+from quantdrift.facts.repairs import MeasuredRepair, Repaired, RepairKind, RepairOutcome
 from quantdrift.facts.words.diagnosis import cause_of, diagnosed
 
 _MOST_NOTED: Final = 10  # repairs in the note of an alert
@@ -108,7 +108,7 @@ def _damage(repairs: Repaired) -> list[str]:
     ]
 
 
-def _row(repairs: Repaired, number: int, measured: Measured) -> tuple[str, ...]:
+def _row(repairs: Repaired, number: int, measured: MeasuredRepair) -> tuple[str, ...]:
     repair = measured.repair
     words = _KINDS[repair.kind]
     if repair.sites:
@@ -130,12 +130,12 @@ def _row(repairs: Repaired, number: int, measured: Measured) -> tuple[str, ...]:
     )
 
 
-def _change(measured: Measured, name: str) -> str:
+def _change(measured: MeasuredRepair, name: str) -> str:
     change = measured.flips.get(name)
     return "-" if change is None else f"{part(change.before)} -> {part(change.after)}"
 
 
-def _worst(measured: Measured, name: str) -> str:
+def _worst(measured: MeasuredRepair, name: str) -> str:
     """Return the other slice in which most answers change that did not before."""
     others = {other: change for other, change in measured.flips.items() if other not in {name, ALL}}
     if not others:
@@ -144,7 +144,7 @@ def _worst(measured: Measured, name: str) -> str:
     return f"{plain(worst)} {part(others[worst].before)} -> {part(others[worst].after)}"
 
 
-def _cut(measured: Measured) -> str:
+def _cut(measured: MeasuredRepair) -> str:
     """Return the group of inputs that new ranges cut off in which most answers change that did not before, with its size."""
     if not measured.repair.ranges:
         return "-"

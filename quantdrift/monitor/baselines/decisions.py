@@ -27,7 +27,7 @@ from quantdrift.monitor.fold.groups import (
     scale_of,
     slice_groups,
 )
-from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.monitor.fold.inclusion import RememberedRates
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.storage.audit import Action, who
 from quantdrift.storage.baselines import (
@@ -49,7 +49,7 @@ LEAST_BUDGET = 1e-5  # as in the configuration
 FUTURE = datetime(9999, 1, 1, tzinfo=UTC)
 
 
-class Scope(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionScope(msgspec.Struct, frozen=True, kw_only=True):
     """The signals that a decision is about, and why it is made.
 
     Parameters
@@ -114,7 +114,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 async def accept(
     database: Database,
     config: Config,
-    scope: Scope,
+    scope: DecisionScope,
     *,
     since: datetime | None,
     until: datetime | None,
@@ -252,7 +252,7 @@ class Learning:
         self._budget = config.budget(model)
         self._tolerance = config.monitor.tolerance
         self._catalog = catalog
-        self._rates = Rates()
+        self._rates = RememberedRates()
         self._sessions = Sessions(int(config.monitor.session_s * 1_000_000))
         self._waiting: dict[tuple[int, SignalKey], list[tuple[FloatArray, int]]] = {}
         self._states: dict[tuple[int, SignalKey], FloatArray] = {}
@@ -364,7 +364,7 @@ def _with_pool(learned: Sequence[Learned], pooled: Mapping[int, str]) -> list[Le
     ]
 
 
-async def freeze_or_keep(database: Database, scope: Scope, source: Source) -> int:
+async def freeze_or_keep(database: Database, scope: DecisionScope, source: Source) -> int:
     """Record a decision about the current baselines (`FROZEN` or `KEPT`); return how many signals it is about.
 
     Raises
@@ -430,7 +430,7 @@ def _n_groups_after(kind: str, stored: bytes, source: Source) -> int | None:
 
 
 async def import_(
-    database: Database, config: Config, scope: Scope, figures: Sequence[Imported]
+    database: Database, config: Config, scope: DecisionScope, figures: Sequence[Imported]
 ) -> list[Imported]:
     """Record budgets from an offline evaluation, which replace the configuration's; return them.
 

@@ -16,7 +16,7 @@ QUANTILES = ((0.95, "p95"), (0.99, "p99"), (0.999, "p99.9"))
 SHORTFALL = (0.99, "mean above p99")
 
 
-class Quantile(msgspec.Struct, frozen=True, kw_only=True):
+class TailFigure(msgspec.Struct, frozen=True, kw_only=True):
     """A figure of a slice's tail over the recent window, in the metric's unit.
 
     Parameters
@@ -69,7 +69,7 @@ class SignalView(msgspec.Struct, frozen=True, kw_only=True):
     noise: float
     evidence: float
     recent: WeightedEstimate | None
-    tail: tuple[Quantile, ...]
+    tail: tuple[TailFigure, ...]
     limit_s: float | None = None
 
 
@@ -163,16 +163,16 @@ def signal_views(rows: Sequence[DetectorRow]) -> list[SignalView]:
     return views
 
 
-def _tail(state: FloatArray) -> tuple[Quantile, ...]:
+def _tail(state: FloatArray) -> tuple[TailFigure, ...]:
     quantiles = []
     for q, name in QUANTILES:
         shown = TAIL.shown(state, q)
         if shown is None:
-            quantiles.append(Quantile(name=name, value=TAIL.extrapolated(state, q)))
+            quantiles.append(TailFigure(name=name, value=TAIL.extrapolated(state, q)))
         else:
-            quantiles.append(Quantile(name=name, value=shown.mean, low=shown.low, high=shown.high))
+            quantiles.append(TailFigure(name=name, value=shown.mean, low=shown.low, high=shown.high))
     q, name = SHORTFALL
     above = TAIL.shown(state, q, shortfall=True)
     if above is not None:
-        quantiles.append(Quantile(name=name, value=above.mean, low=above.low, high=above.high))
+        quantiles.append(TailFigure(name=name, value=above.mean, low=above.low, high=above.high))
     return tuple(quantiles)

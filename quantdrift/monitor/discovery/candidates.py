@@ -15,13 +15,13 @@ from quantdrift.core.records import Policy
 from quantdrift.core.signals import cap_of, signal_of
 from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.detectors.protocol import BUDGET
-from quantdrift.drift.discovery.confirmation import N_BETS, Trial
-from quantdrift.drift.discovery.items import Items
+from quantdrift.drift.discovery.confirmation import N_BETS, ConfirmationTrial
+from quantdrift.drift.discovery.items import SearchItems
 from quantdrift.drift.discovery.search import SAME, FoundSlice, overlap
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.fold.groups import Columns, Observation, slice_groups
-from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.monitor.fold.inclusion import RememberedRates
 from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow, to_us
 from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion, StoredRow
@@ -30,7 +30,7 @@ EXPIRE_DAYS: Final = 14
 """A candidate that two weeks of traffic did not confirm is given up: another search may find it again."""
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class MatchedCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A slice that a search found, and the stored discovery or slice that it matches.
 
     Parameters
@@ -102,7 +102,7 @@ def with_traffic(
             Observation(order, items, items[0].captured_us, closed=bool(items[0].group_key))
             for order, (_, items) in enumerate(sorted(groups.items(), key=lambda group: group[0]))
         ]
-        columns, rates = Columns(observed), Rates()
+        columns, rates = Columns(observed), RememberedRates()
         first_us = columns.captured_us[columns.item[np.append(0, columns.ends)[:-1]]]
         later = first_us >= np.array([to_us(row.tested_at) for row in candidates])[columns.slice_id]
         # The null mean is relative to the cap of that day: under another cap the test would be of another hypothesis.
@@ -165,10 +165,10 @@ def decide(
 def origins(
     model: str,
     slices_found: Sequence[FoundSlice],
-    items: Items,
+    items: SearchItems,
     slices: Sequence[SliceKey],
     discoveries: Sequence[DiscoveryRow],
-) -> list[Origin]:
+) -> list[MatchedCandidate]:
     """Return, for each slice that a search found, the stored slice or discovery that it matches.
 
     It matches where it contains the same items: bins and their edges move from search to search, but a slice keeps its
@@ -200,13 +200,13 @@ def origins(
         elif gone and key.predicate not in by_predicate:
             key = gone[0].key
         result.append(
-            Origin(found=slice_, key=key, known=by_predicate.get(key.predicate), watched=bool(same))
+            MatchedCandidate(found=slice_, key=key, known=by_predicate.get(key.predicate), watched=bool(same))
         )
     return result
 
 
 def new_candidate(
-    origin: Origin,
+    origin: MatchedCandidate,
     version: SearchedVersion,
     budget: Budget,
     *,
@@ -244,7 +244,7 @@ def new_candidate(
 
 
 def _after(row: DiscoveryRow, values: np.ndarray, until: datetime) -> DiscoveryRow:
-    trial = Trial(
+    trial = ConfirmationTrial(
         m=row.null_mean / row.scale,
         log_wealth=row.log_wealth,
         highest=row.log_evidence,

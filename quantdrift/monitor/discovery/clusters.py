@@ -24,7 +24,7 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.slices import attribute_key
-from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
+from quantdrift.drift.clusters.fit import ClusterSample, Fitted, Naming, fit_clusters
 from quantdrift.storage.address import Dsn
 from quantdrift.storage.audit import Action, add, who
 from quantdrift.storage.database import Database
@@ -270,7 +270,7 @@ def _fit(
     vectors: Vectors, naming: Naming, previous: Clustering | None, *, n_clusters: int, quantile: float
 ) -> Fitted:
     return fit_clusters(
-        Sample(
+        ClusterSample(
             vectors=vectors.vectors,
             weights=1.0 / vectors.pi,
             exchanges=vectors.exchanges,

@@ -18,10 +18,23 @@ from quantdrift.core.records import Metric, Policy
 from quantdrift.core.signals import WATCHED, budget_of, cap_of
 from quantdrift.core.slices import TIME, is_declared
 from quantdrift.drift.discovery.confirmation import allowance, null_mean, threshold
-from quantdrift.drift.discovery.information import Choice
-from quantdrift.drift.discovery.items import Items
-from quantdrift.drift.discovery.search import N_BINS, FoundSlice, GivenUpError, Limits, Search, search
-from quantdrift.monitor.discovery.candidates import Origin, decide, new_candidate, origins, with_traffic
+from quantdrift.drift.discovery.information import KeyChoice
+from quantdrift.drift.discovery.items import SearchItems
+from quantdrift.drift.discovery.search import (
+    N_BINS,
+    FoundSlice,
+    GivenUpError,
+    SearchLimits,
+    SearchResult,
+    search,
+)
+from quantdrift.monitor.discovery.candidates import (
+    MatchedCandidate,
+    decide,
+    new_candidate,
+    origins,
+    with_traffic,
+)
 from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.discovery.retirement import reason_to_retire
 from quantdrift.monitor.fold.groups import clipped
@@ -71,10 +84,10 @@ class VersionSearch(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     version: SearchedVersion
-    search: Search
-    origins: tuple[Origin, ...]
+    search: SearchResult
+    origins: tuple[MatchedCandidate, ...]
 
-    def new(self) -> list[Origin]:
+    def new(self) -> list[MatchedCandidate]:
         """Return the found slices that are neither watched nor under test yet."""
         return [origin for origin in self.origins if not origin.watched]
 
@@ -271,7 +284,7 @@ class _Work:
             for metric in WATCHED
             if (high := aggregate_high(items, metric)) is not None
         }
-        wanted = Limits(
+        wanted = SearchLimits(
             least_share=limits.least_share,
             most_found=self._most_candidates,
         )
@@ -311,11 +324,13 @@ class _Work:
             # After the rows: a policy is written before the first of its rows, so all of them are visible now.
             return rows, await policies_of(connection, {row.policy_id for row in rows})
 
-    async def _items(self, version: SearchedVersion, budget: Budget, used: set[str], end: datetime) -> Items:
+    async def _items(
+        self, version: SearchedVersion, budget: Budget, used: set[str], end: datetime
+    ) -> SearchItems:
         """Return the items of the week before `end`."""
         limits = self._limits
         window = SearchWindow(version_id=version.id, begin=end - timedelta(days=SEARCH_DAYS), end=end)
-        choice = Choice(limits.least_share, N_BINS, used)
+        choice = KeyChoice(limits.least_share, N_BINS, used)
         caps = {metric: cap_of(metric, budget) for metric in WATCHED}
         async with self._database.begin() as connection:
             share = _kept(limits.most_rows, await n_items(connection, window))
@@ -336,7 +351,7 @@ class _Work:
             raise GivenUpError
 
 
-def aggregate_high(items: Items, metric: Metric) -> float | None:
+def aggregate_high(items: SearchItems, metric: Metric) -> float | None:
     """Return the upper 97.5 % bound of the mean over everything, over the metric's cap; None without items.
 
     That of a score interval (Wilson 1927) for the effective number of exchanges. The order of the items does not matter:
@@ -357,7 +372,7 @@ def aggregate_high(items: Items, metric: Metric) -> float | None:
     return (mean + square / 2 + math.sqrt(square * (mean * (1 - mean) + square / 4))) / (1 + square)
 
 
-def _is_weekly(found: FoundSlice, earlier: Items) -> bool:
+def _is_weekly(found: FoundSlice, earlier: SearchItems) -> bool:
     """Return whether a slice is one by time, and its mean was above the bound in the week before, too."""
     if not any(condition.key.startswith(TIME) for condition in found.where):
         return False
@@ -384,7 +399,7 @@ def _freeze(
     for row in discoveries:
         if row.status is DiscoveryStatus.CANDIDATE and row.waits_since is None:
             n_tested[row.model] = n_tested.get(row.model, 0) + 1
-    chosen: list[tuple[VersionSearch, Origin]] = []
+    chosen: list[tuple[VersionSearch, MatchedCandidate]] = []
     n_above_limit: dict[str, int] = {}
     frozen = set()
     for version_search in searches:

@@ -30,13 +30,13 @@ from quantdrift.core.slices import ALL, is_declared
 from quantdrift.core.tasks import COUNTED, LABELS, Build
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.explain.mix import MoveCause
-from quantdrift.drift.explain.moves import Measured, Moves, moves
+from quantdrift.drift.explain.moves import MeasuredItems, Moves, moves
 from quantdrift.facts import figures
 from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, DamageCause, Explanation
 from quantdrift.monitor.explain.before_window import BeforeWindow, find_before_window
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
 from quantdrift.monitor.explain.sample import (
-    Measure,
+    ComparedValue,
     WindowSample,
     damage_between,
     measure_of,
@@ -347,7 +347,7 @@ async def _moved(evidence: Evidence, row: TransitionRow, before_window: BeforeWi
     return other_moves(before, after)
 
 
-def findings(before: WindowSample, after: WindowSample, measure: Measure, cap: float) -> Explanation:
+def findings(before: WindowSample, after: WindowSample, measure: ComparedValue, cap: float) -> Explanation:
     """Return the part of an explanation that follows from the slice's own windows.
 
     Parameters
@@ -380,7 +380,7 @@ def findings(before: WindowSample, after: WindowSample, measure: Measure, cap: f
         low_margin_before=damage.low_margin_before,
         low_margin_after=damage.low_margin_after,
     )
-    mean_divergence = Measure(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=cap)
+    mean_divergence = ComparedValue(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=cap)
     decided_by_it = measure.metric is Metric.DIVERGENCE and measure.above is None
     if not decided_by_it and (divergence := damage_between(before, after, mean_divergence)):
         explanation = msgspec.structs.replace(
@@ -396,7 +396,7 @@ def findings(before: WindowSample, after: WindowSample, measure: Measure, cap: f
 
 
 def _aggregate(
-    explanation: Explanation, before: WindowSample, after: WindowSample, measure: Measure
+    explanation: Explanation, before: WindowSample, after: WindowSample, measure: ComparedValue
 ) -> Explanation:
     """Return an explanation with the split of the move of all traffic."""
     mix = mix_between(before, after, measure)
@@ -497,10 +497,10 @@ def _figures(detail: str | None) -> dict[str, float]:
 
 def _measured(
     items: Sequence[DetailItem], figures: Sequence[Mapping[str, float]], names: Sequence[str]
-) -> Measured:
+) -> MeasuredItems:
     parts = Counter(item.exchange for item in items)
     numbers: dict[str, int] = {}
-    return Measured(
+    return MeasuredItems(
         weight=np.array([1.0 / (item.pi * parts[item.exchange]) for item in items]),
         cluster=np.array([numbers.setdefault(item.group, len(numbers)) for item in items], dtype=np.int64),
         values={

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from quantdrift.drift.explain.overlap import Items, Size, explaining
+from quantdrift.drift.explain.overlap import Size, SliceItems, explaining
 from quantdrift.facts.explanation import Explanation
 from quantdrift.facts.status import LEVEL
 from quantdrift.monitor.explain.sample import WindowSample, level_of, measure_of
@@ -206,7 +206,7 @@ def smallest(
         for other_id, other in alerts.items()
         if other_id != slice_id and LEVEL[other.severity] >= LEVEL[alert.severity]
     }
-    items = Items(x=values[finite], weight=window.weight[finite], cluster=window.cluster[finite])
+    items = SliceItems(x=values[finite], weight=window.weight[finite], cluster=window.cluster[finite])
     of_all = {known_id: _size(known_id, sizes, declared) for known_id in (slice_id, *others)}
     return explaining(items, level_of(alert.event.evidence, tolerance), others, of_all, slice_id)
 

@@ -13,7 +13,7 @@ from quantdrift.core.signals import signal_of
 from quantdrift.drift.detectors.protocol import BUDGET, GROWTH, TAIL
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.explain.damage import Damage, DamageWindow, damage
-from quantdrift.drift.explain.mix import LEAST, MixSplit, Sample, split
+from quantdrift.drift.explain.mix import LEAST, MixItems, MixSplit, split
 from quantdrift.facts import arrays
 from quantdrift.facts.arrays import cluster_sums
 from quantdrift.facts.estimate import ClusterSums
@@ -36,7 +36,7 @@ _ENGINE = {
 }
 
 
-class Measure(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedValue(msgspec.Struct, frozen=True, kw_only=True):
     """The value that is compared of an item: that of the detector that decided.
 
     Parameters
@@ -64,11 +64,13 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
         return min(value, self.cap) if self.above is None else float(value > self.above)
 
 
-def measure_of(evidence: AlertEvidence, cap: float) -> Measure:
+def measure_of(evidence: AlertEvidence, cap: float) -> ComparedValue:
     """Return the measure that decided an alert; for a tail without a level, the mean."""
     metric, kind = evidence.metric, evidence.detector
     above = evidence.tail_level if kind == TAIL.kind else evidence.latency_budget_s
-    return Measure(metric=metric, kind=kind, cap=1.0 if signal_of(metric).is_share else cap, above=above)
+    return ComparedValue(
+        metric=metric, kind=kind, cap=1.0 if signal_of(metric).is_share else cap, above=above
+    )
 
 
 def level_of(evidence: AlertEvidence, tolerance: float) -> float:
@@ -146,7 +148,7 @@ class WindowSample:
         total = sum(weight for _, weight in sizes.values())
         return sum(n * weight for n, weight in sizes.values()) / total if total else None
 
-    def values(self, measure: Measure) -> FloatArray:
+    def values(self, measure: ComparedValue) -> FloatArray:
         """Return the value of each item, (n,); nan where it has none."""
         return np.array([measure.of(item) for item in self.items], dtype=np.float64)
 
@@ -162,7 +164,7 @@ class WindowSample:
                 sizes[slice_id] = sizes.get(slice_id, 0.0) + float(weight)
         return sizes
 
-    def window(self, measure: Measure) -> DamageWindow:
+    def window(self, measure: ComparedValue) -> DamageWindow:
         """Return the items as the input of the split by margin."""
         margin = [np.nan if item.margin is None else item.margin for item in self.items]
         return DamageWindow(
@@ -173,12 +175,12 @@ class WindowSample:
         )
 
 
-def damage_between(before: WindowSample, after: WindowSample, measure: Measure) -> Damage | None:
+def damage_between(before: WindowSample, after: WindowSample, measure: ComparedValue) -> Damage | None:
     """Return the split of a slice's move by margin, or None where a window has no item with margin and value."""
     return damage(before.window(measure), after.window(measure))
 
 
-def mix_between(before: WindowSample, after: WindowSample, measure: Measure) -> MixSplit | None:
+def mix_between(before: WindowSample, after: WindowSample, measure: ComparedValue) -> MixSplit | None:
     """Return the split of the move of all traffic: within its slices, by their mix, or by new slices.
 
     Slices overlap, so the cells of the partition are the sets of slices that an item lies in. Rare sets share one cell.
@@ -197,7 +199,7 @@ def mix_between(before: WindowSample, after: WindowSample, measure: Measure) -> 
         finite = np.isfinite(x)
         cell = np.array([cells.get(item.slice_ids, 0) for item in window.items], dtype=np.int64)
         samples.append(
-            Sample(
+            MixItems(
                 x=x[finite], weight=window.weight[finite], cell=cell[finite], cluster=window.cluster[finite]
             )
         )

@@ -51,7 +51,7 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
 MOST_KNOWN = 65_536  # policies change daily: what is remembered for years of them must not grow
 
 
-class Rates:
+class RememberedRates:
     """Remembers `SliceRates`; slices and policies never change once they have a number."""
 
     def __init__(self) -> None:

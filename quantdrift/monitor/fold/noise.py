@@ -20,7 +20,7 @@ from quantdrift.drift.noise import (
     SLICE_LOW_DELTA,
     Level,
     Noise,
-    Sums,
+    NoiseSums,
     bounds_of,
     is_due,
     of_slice,
@@ -390,8 +390,8 @@ def _noise(row: FloorRow | None, cap: float) -> Noise:
     if row is None or row.scale != cap:
         return Noise()
     return Noise(
-        older=Sums(row.older_n, row.older_weight, row.older_total),
-        newer=Sums(row.newer_n, row.newer_weight, row.newer_total),
+        older=NoiseSums(row.older_n, row.older_weight, row.older_total),
+        newer=NoiseSums(row.newer_n, row.newer_weight, row.newer_total),
     )
 
 

@@ -29,7 +29,7 @@ from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.noise_pairs import PairTest, is_large
 from quantdrift.drift.watch import LIMITED, SignalKey, Thresholds, is_limited
 from quantdrift.monitor.fold.groups import clipped
-from quantdrift.monitor.fold.slice_state import FoldTable, Key, SliceState, rows_of
+from quantdrift.monitor.fold.slice_state import FoldArrays, Key, SliceState, rows_of
 from quantdrift.storage.fold_rows import NoiseRow, PairRow
 
 SUSPECT_FROM: Final = 1e-3
@@ -70,7 +70,7 @@ class PairTests:
     def __init__(
         self,
         rows: Iterable[PairRow],
-        table: FoldTable,
+        table: FoldArrays,
         thresholds: Thresholds,
         slices: Mapping[Key, SliceState],
         *,

@@ -12,7 +12,7 @@ from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.state import dump_rows
-from quantdrift.drift.watch import SignalKey, SliceTable, SliceWatch, Thresholds, doubled
+from quantdrift.drift.watch import SignalKey, SliceArrays, SliceWatch, Thresholds, doubled
 from quantdrift.storage.fold_rows import RETIRED_AFTER, DetectorRow, VerdictRow
 
 RETIRED_AFTER_US = RETIRED_AFTER // timedelta(microseconds=1)
@@ -20,7 +20,7 @@ Key = tuple[int, int]  # model_version_id, slice_id
 UNJUDGED = 0
 
 
-class FoldTable(SliceTable):
+class FoldArrays(SliceArrays):
     """The columns of the slices of a fold: beside their states, what changes with each batch that touches them.
 
     Attributes
@@ -183,7 +183,7 @@ class SliceState:
     __slots__ = ("_thresholds", "judged_by", "key", "reason", "row", "said", "table", "watch", "written")
 
     def __init__(self, watch: SliceWatch, verdict: VerdictRow, thresholds: Thresholds) -> None:
-        assert isinstance(watch.table, FoldTable)
+        assert isinstance(watch.table, FoldArrays)
         self.watch, self.table, self.row = watch, watch.table, watch.row
         self.key: Key = (verdict.model_version_id, verdict.slice_id)
         self.said, self.reason = verdict.verdict, verdict.reason
@@ -294,7 +294,7 @@ class SliceState:
 
 def new_slice(
     key: Key,
-    table: FoldTable,
+    table: FoldArrays,
     *,
     reason: str,
     at_us: int,
@@ -326,7 +326,7 @@ def rows_of(slices: Sequence[SliceState]) -> IntArray:
     return np.array([entry.row for entry in slices], dtype=np.intp)
 
 
-def detector_rows(table: FoldTable, slices: Sequence[SliceState]) -> list[DetectorRow]:
+def detector_rows(table: FoldArrays, slices: Sequence[SliceState]) -> list[DetectorRow]:
     """Return the detectors of slices as they are stored, slice after slice, by metric and kind."""
     rows = rows_of(slices)
     table.survey_all(rows)
@@ -338,7 +338,7 @@ def detector_rows(table: FoldTable, slices: Sequence[SliceState]) -> list[Detect
     return [next(of) for of_slice in columns for of, has in zip(have, of_slice, strict=True) if has]
 
 
-def _rows_of_signal(table: FoldTable, rows: IntArray, signal: SignalKey) -> list[DetectorRow]:
+def _rows_of_signal(table: FoldArrays, rows: IntArray, signal: SignalKey) -> list[DetectorRow]:
     """Return the detectors of one signal, of those slices that have it."""
     has, states = table.has[signal][rows], table.states[signal]
     rows = rows[has]
@@ -364,7 +364,7 @@ def _rows_of_signal(table: FoldTable, rows: IntArray, signal: SignalKey) -> list
     )
 
 
-def verdict_rows(table: FoldTable, slices: Sequence[SliceState], thresholds: Thresholds) -> list[VerdictRow]:
+def verdict_rows(table: FoldArrays, slices: Sequence[SliceState], thresholds: Thresholds) -> list[VerdictRow]:
     """Return the verdicts on slices as they are stored; rows that are not up to date are made."""
     every = rows_of(slices)
     stale = table.stale[every]
@@ -395,7 +395,7 @@ def verdict_rows(table: FoldTable, slices: Sequence[SliceState], thresholds: Thr
     return [entry.written for entry in slices]
 
 
-def _estimates(table: FoldTable, rows: IntArray) -> list[dict[str, dict[str, float]]]:
+def _estimates(table: FoldArrays, rows: IntArray) -> list[dict[str, dict[str, float]]]:
     """Return per metric the recent mean with its interval, the budget and the noise added to it; the severity of alerts.
 
     What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`. An interval that would hold
@@ -417,7 +417,7 @@ def _estimates(table: FoldTable, rows: IntArray) -> list[dict[str, dict[str, flo
     return estimates
 
 
-def _means(table: FoldTable, rows: IntArray, signal: SignalKey) -> list[dict[str, float]]:
+def _means(table: FoldArrays, rows: IntArray, signal: SignalKey) -> list[dict[str, float]]:
     """Return what a budget's signal shows of each row; all have it."""
     states, added = table.states[signal], table.noise[signal][rows]
     scale, recent = states[:, fields.SCALE][rows], BUDGET.recents(states, rows)

@@ -21,7 +21,7 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, SliceWatch, Thresholds
 from quantdrift.monitor.fold.groups import LATENCY_GROWTH, scale_of
-from quantdrift.monitor.fold.inclusion import Rates, SliceRates
+from quantdrift.monitor.fold.inclusion import RememberedRates, SliceRates
 from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.missing import MissingSamples
 from quantdrift.monitor.fold.noise import NoiseFloors
@@ -32,7 +32,7 @@ from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.monitor.fold.slice_state import (
     CLOSED,
     RETIRED_AFTER_US,
-    FoldTable,
+    FoldArrays,
     Key,
     SliceState,
     detector_rows,
@@ -128,7 +128,7 @@ class FoldState:
         self.compared_us = snapshot.compared_us
         self.catalog = Catalog(versions={}, slices={}, policies={})
         self.circumstances = Circumstances()
-        self.table = FoldTable()
+        self.table = FoldArrays()
         self.slices = self._slices(snapshot)
         self._early: dict[Key, list[ItemCount]] = {}
         self.count_items(snapshot.recent_items)
@@ -155,7 +155,7 @@ class FoldState:
         }
         self._declared: dict[int, bool] = {}
         self._everything: dict[str, int] = {}
-        self._rates = Rates()
+        self._rates = RememberedRates()
         self._imported: dict[tuple[int, int, str], float] = {}
         self._n_imports = 0
         for row in snapshot.imported:

@@ -35,8 +35,8 @@ from quantdrift.facts.words.incident import mitigated_sentence
 from quantdrift.facts.words.text import AlertText
 from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
 from quantdrift.storage.alerts.alerts import (
+    AlertDelivery,
     AlertFact,
-    Delivery,
     delay_delivery,
     due_deliveries,
     end_delivery,
@@ -120,7 +120,7 @@ class WebhookSender:
         if self._receiver is not None:
             self._receiver.close()
 
-    async def _send(self, receiver: Receiver, delivery: Delivery) -> Failure | None:
+    async def _send(self, receiver: Receiver, delivery: AlertDelivery) -> Failure | None:
         key = self._keys.current if self._keys is not None else None
         kind = self._config.notify.webhook_format
         if key is None and (kind is WebhookFormat.JSON or self._keys is not None):
@@ -154,7 +154,7 @@ def mitigated(alert: AlertFact) -> str:
     return plain(f"{alert.model} {alert.version}, {alert.slice}: {said}")
 
 
-def document(delivery: Delivery, config: Config) -> bytes:
+def document(delivery: AlertDelivery, config: Config) -> bytes:
     """Return the JSON document of one change of an alert."""
     alert = delivery.alert
     related = alert.related(partial(alert_link, config)) if alert.is_open and not alert.mitigation else ()
@@ -186,7 +186,7 @@ def document(delivery: Delivery, config: Config) -> bytes:
     return msgspec.json.encode(facts)
 
 
-def message(kind: WebhookFormat, delivery: Delivery, config: Config, *, mitigated: str = "") -> bytes:
+def message(kind: WebhookFormat, delivery: AlertDelivery, config: Config, *, mitigated: str = "") -> bytes:
     """Return the body that the webhook of a chat takes.
 
     Parameters

@@ -17,7 +17,7 @@ from quantdrift.core.slices import SliceAssigner, SliceKey, everything
 from quantdrift.drift.delay import Allowance, flips, optimum, simulate
 from quantdrift.drift.evidence.clock import DAY_US, MICROSECONDS, MONTH_US
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
-from quantdrift.drift.sampling.allocation import Allocation, Budget, Demand, Recent, allocate
+from quantdrift.drift.sampling.allocation import Allocation, Demand, Recent, SamplingBudget, allocate
 from quantdrift.drift.sampling.boosts import Layout
 from quantdrift.facts.plan import MOST_SAMPLES, Delay, Forecast, SliceForecast
 
@@ -109,7 +109,7 @@ _MONTH_S = MONTH_US / MICROSECONDS
 _ROUNDS = 4  # the wanted rate depends on itself through the logarithm of the time between samples alone
 
 
-class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+class ModelTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """The traffic of one model.
 
     Parameters
@@ -164,7 +164,7 @@ class ForecastQuestion(msgspec.Struct, frozen=True, kw_only=True):
 def forecast(
     config: Config,
     policy: Policy,
-    traffic: Traffic,
+    traffic: ModelTraffic,
     question: ForecastQuestion,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Forecast:
@@ -427,7 +427,7 @@ def allotted(
         population.sample(requests_per_s),
         demands,
         Layout(header_strata=policy.header_strata, edges=()),
-        Budget(replays_per_s=replays_per_s, taken_per_s=requests_per_s),
+        SamplingBudget(replays_per_s=replays_per_s, taken_per_s=requests_per_s),
         epoch=policy.epoch,
     )
 

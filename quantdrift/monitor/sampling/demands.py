@@ -12,15 +12,21 @@ import numpy as np
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import HeaderStratum, Policy, Verdict
 from quantdrift.core.sampling.inclusion import of_model
-from quantdrift.core.sampling.policy_message import PolicyMessage, PolicySummary, SliceShare, encode, name_of
+from quantdrift.core.sampling.policy_message import (
+    PlannedSlice,
+    PolicyMessage,
+    PolicySummary,
+    encode,
+    name_of,
+)
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.evidence.margin import EDGES
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.state import load_state
-from quantdrift.drift.sampling.allocation import Allocation, Budget, Demand, Recent, allocate, urgency
+from quantdrift.drift.sampling.allocation import Allocation, Demand, Recent, SamplingBudget, allocate, urgency
 from quantdrift.drift.sampling.boosts import Layout
 from quantdrift.drift.sampling.stratification import margin_edges
-from quantdrift.storage.sampling import SignalEvidence, SliceTraffic, TrafficRecord
+from quantdrift.storage.sampling import SignalEvidence, SliceWeight, TrafficRecord
 
 LEAST_ITEMS = 200  # with fewer no policy is made: the current rates stay
 
@@ -48,7 +54,7 @@ class PolicyDraft(msgspec.Struct, frozen=True, kw_only=True):
 
     allocation: Allocation
     demands: tuple[Demand, ...]
-    slices: tuple[SliceTraffic, ...]
+    slices: tuple[SliceWeight, ...]
     n_items: int
 
 
@@ -89,7 +95,7 @@ def draft(
             recent,
             demands,
             Layout(header_strata=strata, edges=edges_of(recent.margin, recent.weight)),
-            Budget(
+            SamplingBudget(
                 replays_per_s=config.sampling.replays_per_s,
                 taken_per_s=traffic.offered.n_sources * config.sampling.max_exchanges_per_s,
                 n_strata=n_strata,
@@ -155,7 +161,7 @@ def summary_of(
         n_unboosted=allocation.n_unboosted,
         n_slices=len(policy_draft.slices),
         slices=tuple(
-            SliceShare(
+            PlannedSlice(
                 model=policy_draft.slices[index].model,
                 name=policy_draft.slices[index].name,
                 traffic_per_s=policy_draft.demands[index].traffic_per_s,

@@ -39,7 +39,7 @@ _HALF_LIFE_S = 60.0
 FEW, _FEW_SHARE = 10, 0.01  # that may be stuck
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class LagLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of the stream.
 
     Parameters
@@ -96,7 +96,7 @@ def lag_of(factor: float) -> Lag:
     return Lag(steps=min(max(steps, 0), MOST_STEPS))
 
 
-def advance(lag: Lag, backlog: Backlog, limits: Limits, at_s: float) -> Lag:
+def advance(lag: Lag, backlog: Backlog, limits: LagLimits, at_s: float) -> Lag:
     """Return the lag after a look at the stream.
 
     Parameters
@@ -190,7 +190,7 @@ def _pace(lag: Lag, last: Backlog, now: Backlog, elapsed_s: float) -> tuple[floa
 
 
 def _load(
-    backlog: Backlog, limits: Limits, *, aged_s: float, growth_per_s: float, drained_per_s: float | None
+    backlog: Backlog, limits: LagLimits, *, aged_s: float, growth_per_s: float, drained_per_s: float | None
 ) -> float:
     full = (backlog.n_bytes + _HORIZON_S * max(growth_per_s, 0.0)) / limits.max_bytes
     wait_s = _waiting(backlog) / drained_per_s if drained_per_s else 0.0

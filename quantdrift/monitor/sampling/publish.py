@@ -22,8 +22,8 @@ from quantdrift.core.sampling.policy_message import (
     POLICY_KEY,
     SUMMARY_KEY,
     PolicyMessage,
+    PolicyRefusedError,
     PolicySummary,
-    RefusedError,
     decode_policy_message,
     decode_policy_summary,
     encode,
@@ -45,7 +45,7 @@ from quantdrift.core.telemetry import (
     Telemetry,
 )
 from quantdrift.monitor.sampling.demands import draft, summary_of, surged
-from quantdrift.monitor.sampling.lag import LOOK_S, Lag, Limits, advance, lag_of
+from quantdrift.monitor.sampling.lag import LOOK_S, Lag, LagLimits, advance, lag_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.sampling import note_lag, read_evidence, read_traffic, replayed_per_s
 
@@ -84,7 +84,7 @@ class PolicyMaker:
         self._stop = stop
         self._leads = leads
         self._look_s = look_s
-        self._limits = Limits(max_bytes=config.stream.max_bytes, max_age_s=config.stream.max_age_s)
+        self._limits = LagLimits(max_bytes=config.stream.max_bytes, max_age_s=config.stream.max_age_s)
         self._queue: Queue | None = None
         self._bucket: KeyValue | None = None
         self._policy: Policy | None = None  # not lowered by any lag
@@ -167,7 +167,7 @@ class PolicyMaker:
                 return Lag()
             published = decode_policy_message(entry.value)
             summary = decode_policy_summary(summary_entry.value) if summary_entry else None
-        except RefusedError as error:
+        except PolicyRefusedError as error:
             _LOG.warning("the policy in the bucket cannot be read and is replaced: %s", error)
             return Lag()
         if not 0 < published.lag_factor <= 1:

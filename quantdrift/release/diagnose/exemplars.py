@@ -19,7 +19,7 @@ from quantdrift.core.stream.errors import mapped
 from quantdrift.core.stream.exemplars import kept_exemplars
 from quantdrift.core.stream.search import answered
 from quantdrift.core.stream.subjects import subject_token
-from quantdrift.shadow.pipeline.validate import Envelope, read_exchange
+from quantdrift.shadow.pipeline.validate import StreamedMessage, read_exchange
 
 LONGEST: Final = timedelta(hours=1)
 """How far back the samples' stream is read."""
@@ -131,7 +131,7 @@ async def waiting(
             continue
         try:
             yield read_exchange(
-                opened(message.data or b"", model), Envelope(model=model, streamed_at=stored_at)
+                opened(message.data or b"", model), StreamedMessage(model=model, streamed_at=stored_at)
             )
         except QuarantineError as error:
             unreadable(error.detail)

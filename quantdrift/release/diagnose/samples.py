@@ -22,7 +22,7 @@ from quantdrift.models.tensors.features import features_of
 from quantdrift.release.diagnose.copies import AGREEMENT, Copy
 from quantdrift.release.gate.judge import Observed, observed
 from quantdrift.release.gate.offline import Compared, is_routable
-from quantdrift.release.recording import Items, Layout, Part, read
+from quantdrift.release.recording import RecordedFile, RecordedItems, RecordingLayout, read
 
 MOST_INSIDE: Final = 8_192
 """Most items of the slice; of more, every k-th is used."""
@@ -50,8 +50,8 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recorded(
-    parts: Sequence[Part],
-    layout: Layout,
+    parts: Sequence[RecordedFile],
+    layout: RecordingLayout,
     rules: Sequence[Slice],
     chosen: SliceKey,
     *,
@@ -255,8 +255,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 def all_recorded(
     config: Config,
     chosen: SliceKey,
-    parts: Sequence[Part],
-    layout: Layout,
+    parts: Sequence[RecordedFile],
+    layout: RecordingLayout,
     rules: Sequence[Slice],
     *,
     progress: Callable[[int], None],
@@ -395,7 +395,7 @@ def _told(
     )
 
 
-def _not_computed(items: Items, rules: Sequence[Slice]) -> Compared:
+def _not_computed(items: RecordedItems, rules: Sequence[Slice]) -> Compared:
     """Return the items of a file as they are before any model has run."""
     wanted = [rule for rule in rules if rule.feature]
     unknown = np.full(len(items), np.nan)
@@ -437,7 +437,7 @@ def comparison(model: Model, copy: Copy) -> Callable[[Outputs, Outputs], Diverge
     return compare
 
 
-def _within(items: Items, rules: Sequence[Slice], chosen: SliceKey) -> Flags:
+def _within(items: RecordedItems, rules: Sequence[Slice], chosen: SliceKey) -> Flags:
     """Return which items belong to the slice : (items,)."""
     keys = {condition.key for condition in chosen.where}
     wanted = [rule for rule in rules if rule.feature and feature_key(rule) in keys]

@@ -25,9 +25,9 @@ from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.release.gate.found import clusterings_of, is_learned
 from quantdrift.release.gate.judge import Asked
 from quantdrift.release.gate.live import LiveGate
-from quantdrift.release.gate.offline import Route, route_slice
+from quantdrift.release.gate.offline import SliceRoute, route_slice
 from quantdrift.shadow.pipeline.classify import classify
-from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope
+from quantdrift.shadow.pipeline.validate import AttributeRules, StreamedMessage
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.storage import gate as stored
@@ -132,7 +132,9 @@ async def follow(
         slices = [key for key in slices if key.name in (ALL, job.only)]
     for runtime in (job.candidate, *(runtime for _, runtime in job.routes)):
         _check_names(job, runtime)
-    routes = tuple(Route(slice=route_slice(slices, name), runtime=runtime) for name, runtime in job.routes)
+    routes = tuple(
+        SliceRoute(slice=route_slice(slices, name), runtime=runtime) for name, runtime in job.routes
+    )
     digests = [f"sha256:{job.candidate.artefact.digest}"]
     digests += [f"{route.slice.name}=sha256:{route.runtime.artefact.digest}" for route in routes]
     candidate = " ".join(digests)
@@ -239,7 +241,7 @@ class _Follower:
         return set(range(_HOURS)) - self._gate.hours if self._job.every_hour else set()
 
     def _see(self, data: bytes) -> None:
-        envelope = Envelope(model=self._job.model.name, streamed_at=datetime.now(UTC))
+        envelope = StreamedMessage(model=self._job.model.name, streamed_at=datetime.now(UTC))
         case = self._classify(data, envelope=envelope)
         if isinstance(case, PreparedExchange):
             self._gate.see(case)

@@ -37,12 +37,12 @@ from quantdrift.release.gate.judge import (
     observed,
     said_of,
 )
-from quantdrift.release.gate.load import Budget, measured, read_load
+from quantdrift.release.gate.load import LoadBudget, measured, read_load
 from quantdrift.release.gate.observations import calibration_of
 from quantdrift.release.gate.offline import (
     Compared,
-    Route,
-    Sides,
+    ComparedModels,
+    SliceRoute,
     check_task_of_labels,
     compared,
     open_candidate,
@@ -119,7 +119,7 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
     candidate: Path
     routes: dict[str, Path]
     against: Path | None
-    budget: Budget
+    budget: LoadBudget
     run: LoadRun | None
     alert: AlertFact | None
     note: int | None
@@ -294,7 +294,7 @@ def gate(
     setting, watch = Setting.of(config, data), Watch(progress)
     file = existing(candidate, "CANDIDATE")
     files = {name: existing(path, f"--route {name}") for name, path in (routes or {}).items()}
-    budget = Budget(latency_p99_s=latency_p99_s, throughput_per_s=throughput_per_s)
+    budget = LoadBudget(latency_p99_s=latency_p99_s, throughput_per_s=throughput_per_s)
     run = _load_run(loads or {}, budget, {ALL: file, **files}, live=live)
     about = alert if note is None else note
     fact = None if about is None else alert_of(setting, about)
@@ -451,7 +451,7 @@ def _recorded(
 
 
 def _load_run(
-    loads: Mapping[str, File], budget: Budget, models: Mapping[str, Path], *, live: bool
+    loads: Mapping[str, File], budget: LoadBudget, models: Mapping[str, Path], *, live: bool
 ) -> LoadRun | None:
     """Return the finished load runs of a candidate and its routes, or None where there is none."""
     if not loads:
@@ -478,7 +478,7 @@ def _load_run(
 
 
 def _measured(
-    job: _Gate, model: Model, sides: Sides, parts: Sequence[Compared], fail_level: float
+    job: _Gate, model: Model, sides: ComparedModels, parts: Sequence[Compared], fail_level: float
 ) -> LoadRun:
     """Return the speed of the candidate, and of each route, on the recorded inputs that it serves."""
     runtimes = [(ALL, sides.candidate), *((route.slice.name, route.runtime) for route in sides.routes)]
@@ -554,7 +554,7 @@ def _found_slices(
     job: _Gate,
     config: Config,
     model: Model,
-    sides: Sides,
+    sides: ComparedModels,
     *,
     rules: Sequence[Slice],
     chosen: Sequence[str],
@@ -616,7 +616,9 @@ def _of_alert(items: Observed, alert: AlertFact, inputs: Path, left_out: Sequenc
     return msgspec.structs.replace(items, members=kept)
 
 
-def _sides(job: _Gate, config: Config, model: Model, rules: Sequence[Slice], number: int | None) -> Sides:
+def _sides(
+    job: _Gate, config: Config, model: Model, rules: Sequence[Slice], number: int | None
+) -> ComparedModels:
     """Return the models that are compared, loaded."""
     named = [
         (route_slice(slices_named(config, model, rules, name), name), file)
@@ -630,11 +632,11 @@ def _sides(job: _Gate, config: Config, model: Model, rules: Sequence[Slice], num
     runtime, comparator = opened_reference(config, model, reference), comparator_of(model)
     check_mapping(model, reference, runtime, comparator.outputs)
     served = None if job.against is None else job.opened(config, job.against, "served model")
-    return Sides(
+    return ComparedModels(
         reference=VersionReference(model=model, runtime=runtime, comparator=comparator, reference=reference),
         candidate=job.opened(config, job.candidate),
         served=served,
-        routes=tuple(Route(slice=key, runtime=job.opened(config, file)) for key, file in named),
+        routes=tuple(SliceRoute(slice=key, runtime=job.opened(config, file)) for key, file in named),
     )
 
 
@@ -642,7 +644,7 @@ def _compared(
     watch: Watch,
     config: Config,
     model: Model,
-    sides: Sides,
+    sides: ComparedModels,
     *,
     inputs: Path,
     rules: Sequence[Slice],

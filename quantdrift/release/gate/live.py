@@ -41,7 +41,7 @@ from quantdrift.release.gate.judge import Asked
 from quantdrift.release.gate.labels import NO_CLASS, Answers, ExpectedLabels
 from quantdrift.release.gate.live_trials import Bursts, LiveTrials, SeenExchange
 from quantdrift.release.gate.observations import Projections
-from quantdrift.release.gate.offline import Route, answered, capped, computed, top_classes
+from quantdrift.release.gate.offline import SliceRoute, answered, capped, computed, top_classes
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.replay import ReplayResult, compare
 from quantdrift.shadow.slices.clusters import ClusterSlices
@@ -106,7 +106,7 @@ class LiveGate:
         slices: Sequence[SliceKey],
         asked: Asked,
         candidate: ReferenceRuntime,
-        routes: Sequence[Route],
+        routes: Sequence[SliceRoute],
         begun_at: datetime,
         alpha: float,
         clusterings: Sequence[Clustering] = (),

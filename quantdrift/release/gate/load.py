@@ -46,7 +46,7 @@ _LINE: Final = re.compile(r"\s*(.+?)\s*:\s*(\S.*?)\s*")
 _THROUGHPUT: Final = ("Completed samples per second", "Samples per second", "QPS w/ loadgen overhead")
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
+class LoadBudget(msgspec.Struct, frozen=True, kw_only=True):
     """What a candidate must keep; None: not asked.
 
     Parameters
@@ -78,7 +78,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def measured(
     runtime: ReferenceRuntime,
     inputs: Sequence[dict[str, Array]],
-    budget: Budget,
+    budget: LoadBudget,
     *,
     items: IntArray,
     of: str = ALL,
@@ -146,7 +146,7 @@ def measured(
 
 
 def judged(
-    wall: FloatArray, cpu: FloatArray, budget: Budget, run: Load, *, pass_level: float, fail_level: float
+    wall: FloatArray, cpu: FloatArray, budget: LoadBudget, run: Load, *, pass_level: float, fail_level: float
 ) -> LoadRun:
     """Return the answers to measured requests.
 
@@ -246,7 +246,7 @@ def _quantile(values: FloatArray, share: float) -> float | None:
     return float(np.quantile(values, share, method="higher")) if len(values) else None
 
 
-def read_load(path: Path, budget: Budget, *, file: Path, of: str = ALL) -> LoadRun:
+def read_load(path: Path, budget: LoadBudget, *, file: Path, of: str = ALL) -> LoadRun:
     """Return a finished load run: a CSV of perf_analyzer, a summary of MLPerf's load generator, or JSON.
 
     Of a CSV with several loads it is the row with the highest throughput among those that keep the latency; if none keeps it, that with the
@@ -298,7 +298,7 @@ def read_load(path: Path, budget: Budget, *, file: Path, of: str = ALL) -> LoadR
 _NAMED: Final = {Kind.LATENCY: "p99 of the latency", Kind.THROUGHPUT: "throughput"}
 
 
-def _read(path: Path, budget: Budget) -> Load:
+def _read(path: Path, budget: LoadBudget) -> Load:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise OperatorError(

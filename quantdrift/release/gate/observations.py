@@ -43,7 +43,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.drift.dependence import APART, MOST_KEYS, burst_gap, come_near
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.models.tensors.arrays import Array
-from quantdrift.release.recording import Layout, parts_of, read
+from quantdrift.release.recording import RecordingLayout, parts_of, read
 
 LEAST_ROWS: Final = 100
 """With fewer rows of the same slices nothing is said of neighbours."""
@@ -385,7 +385,7 @@ def calibration_of(files: Sequence[Path], models: Iterable[Path], inputs: Iterab
             digests.update(digest for repair in _repairs(file) for digest in repair.get("calibration") or ())
             continue
         for part in parts_of(file, "--calibration"):
-            digests.update(digests_of(read(part, Layout(inputs=tuple(inputs), keys={})).inputs))
+            digests.update(digests_of(read(part, RecordingLayout(inputs=tuple(inputs), keys={})).inputs))
     for model in models:
         record = model.parent / RECORD
         if record.is_file():

@@ -25,7 +25,7 @@ from quantdrift.models.tensors.arrays import Array, TensorSpec
 from quantdrift.models.tensors.codec import encode, fit_inputs
 from quantdrift.models.tensors.features import features_of
 from quantdrift.release.gate.found import LearnedItems
-from quantdrift.release.recording import Items, Layout, Part, read
+from quantdrift.release.recording import RecordedFile, RecordedItems, RecordingLayout, read
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.pairing import embedding_of, pair_of
 from quantdrift.shadow.replay.references import VersionReference
@@ -43,7 +43,7 @@ _SAMPLING: Final = Sampling(
 _DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
+class SliceRoute(msgspec.Struct, frozen=True, kw_only=True):
     """A slice that is served by a model of its own.
 
     Parameters
@@ -58,7 +58,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     runtime: ReferenceRuntime
 
 
-class Sides(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedModels(msgspec.Struct, frozen=True, kw_only=True):
     """The models that are compared.
 
     Parameters
@@ -76,7 +76,7 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     reference: VersionReference
     candidate: ReferenceRuntime
     served: ReferenceRuntime | None = None
-    routes: tuple[Route, ...] = ()
+    routes: tuple[SliceRoute, ...] = ()
 
     @property
     def models(self) -> tuple[tuple[ReferenceRuntime, str], ...]:
@@ -142,7 +142,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         The learned slices of each item.
     """
 
-    items: Items
+    items: RecordedItems
     features: list[dict[str, float]]
     flip: Values
     served_flip: Values | None
@@ -176,7 +176,7 @@ def is_routable(key: SliceKey) -> bool:
     return all(known_at_capture(condition) and not condition.key.startswith(TIME) for condition in key.where)
 
 
-def served_items(sides: Sides, found: Sequence[Compared]) -> list[IntArray]:
+def served_items(sides: ComparedModels, found: Sequence[Compared]) -> list[IntArray]:
     """Return the numbers of the items, counted through all files, that the candidate serves, and that each route serves."""
     by: list[Array] = []
     for file in found:
@@ -202,9 +202,9 @@ def open_candidate(path: Path, *, what: str, provider: Provider, threads: int) -
 
 
 def compared(
-    sides: Sides,
-    parts: Sequence[Part],
-    layout: Layout,
+    sides: ComparedModels,
+    parts: Sequence[RecordedFile],
+    layout: RecordingLayout,
     rules: Sequence[Slice],
     learned: LearnedItems,
     *,
@@ -257,7 +257,9 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     learned: list[tuple[SliceKey, ...]]
 
 
-def _step(sides: Sides, items: Items, rows: slice, rules: Sequence[Slice], learned: LearnedItems) -> _Step:
+def _step(
+    sides: ComparedModels, items: RecordedItems, rows: slice, rules: Sequence[Slice], learned: LearnedItems
+) -> _Step:
     """Run all models on some rows of a file, and compare them."""
     model = sides.reference.model
     where = f"{items.path}, rows {rows.start} to {rows.stop - 1}"
@@ -321,7 +323,7 @@ def capped(found: Divergences, cap: float) -> Values:
     return np.where(found.reference_finite & ~found.candidate_finite, cap, divergence)
 
 
-def _inside(key: SliceKey, items: Items, rows: slice) -> Flags:
+def _inside(key: SliceKey, items: RecordedItems, rows: slice) -> Flags:
     """Return which rows are in a slice that attributes tell : (rows,)."""
     attributes = {name: values[rows] for name, values in items.attributes.items()}
     return np.array(
@@ -458,7 +460,7 @@ def _classes(labels: Array, model: Model, path: Path) -> Array:
     return np.array([numbers[text] for text in texts])
 
 
-def _check(items: Items, runtime: ReferenceRuntime, what: str, model: Model) -> None:
+def _check(items: RecordedItems, runtime: ReferenceRuntime, what: str, model: Model) -> None:
     """Check that arrays fit a candidate, before anything runs."""
     for spec in runtime.inputs:
         array = items.inputs[spec.name]
@@ -488,7 +490,7 @@ def _tensor(name: str, array: Any) -> Tensor:
     return encode(name, datatype, array)
 
 
-def _joined(items: Items, steps: Sequence[_Step]) -> Compared:
+def _joined(items: RecordedItems, steps: Sequence[_Step]) -> Compared:
     served = [step.served_flip for step in steps if step.served_flip is not None]
     right = [step.right for step in steps if step.right is not None]
     return Compared(

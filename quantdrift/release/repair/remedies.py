@@ -40,7 +40,7 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 from quantdrift.drift.gate import Question
 from quantdrift.facts.diagnosis import FEWEST_ITEMS, Cause, Diagnosis
 from quantdrift.facts.gate import Decision, Kind, Outcome
-from quantdrift.facts.repairs import FlipChange, Measured, NotBuilt, Repair, RepairKind, RepairOutcome
+from quantdrift.facts.repairs import FlipChange, MeasuredRepair, NotBuilt, Repair, RepairKind, RepairOutcome
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.release.diagnose.blame import Compare
 from quantdrift.release.diagnose.samples import Recording, thinned
@@ -158,7 +158,7 @@ class Workbench:
         at: datetime,
         alpha: float,
         progress: Callable[[], None],
-    ) -> list[Measured]:
+    ) -> list[MeasuredRepair]:
         """Return what each repair does, the best first.
 
         Parameters
@@ -215,7 +215,7 @@ class Workbench:
                 result, worse = (RepairOutcome.MOVES, (*worse, failed[0])) if failed else (result, worse)
             cost = of_model[repair.model] / served_s
             measured.append(
-                Measured(
+                MeasuredRepair(
                     repair=repair,
                     result=result,
                     flips=flips,

@@ -16,7 +16,7 @@ from quantdrift.core.slices import SliceKey
 from quantdrift.core.text import Table
 from quantdrift.drift.evidence.observations import IntArray
 from quantdrift.facts.diagnosis import Diagnosis, DiagnosisVerdict
-from quantdrift.facts.repairs import Measured, Repaired, RepairKind, RepairOutcome
+from quantdrift.facts.repairs import MeasuredRepair, Repaired, RepairKind, RepairOutcome
 from quantdrift.facts.words.diagnosis import details_of, sentence_of
 from quantdrift.facts.words.repair import details, repaired, sentence
 from quantdrift.release.diagnose.blame import Compare, diagnose
@@ -301,7 +301,7 @@ def _diagnosed(
     )
 
 
-def _write(out: Path, case: Damaged, measured: Sequence[Measured], record: dict[str, Any]) -> None:
+def _write(out: Path, case: Damaged, measured: Sequence[MeasuredRepair], record: dict[str, Any]) -> None:
     """Write the models that may be of use, their routes, and the record."""
     files: dict[str, bytes] = {"repairs.json": msgspec.json.format(msgspec.json.encode(record)) + b"\n"}
     for number, each in enumerate(measured, start=1):

@@ -20,7 +20,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.address import host_of, is_own_host, read_address
-from quantdrift.core.config.callers import ALL_SCOPES, Caller, Scope, find_caller, read_callers
+from quantdrift.core.config.callers import ALL_SCOPES, Caller, TokenScope, find_caller, read_callers
 from quantdrift.core.config.web import Web
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import plain
@@ -47,7 +47,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str = ""
-    scopes: frozenset[Scope] = ALL_SCOPES
+    scopes: frozenset[TokenScope] = ALL_SCOPES
 
 
 class Access:

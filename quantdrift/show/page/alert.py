@@ -26,7 +26,7 @@ from quantdrift.show.page.request import (
     serving_of,
     who_may_act,
 )
-from quantdrift.show.page.slice_history import Period, history, history_sql
+from quantdrift.show.page.slice_history import ShownPeriod, history, history_sql
 from quantdrift.show.trends import alert_marks, plot
 from quantdrift.storage import queries, snapshot
 from quantdrift.storage.alerts.alerts import (
@@ -89,8 +89,8 @@ async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> we
         end = last_at + _HOUR
         begin = alert.onset_at - max(6 * _HOUR, (end - alert.onset_at) / 2)
         first = max(version.first_at, begin) if version.first_at <= alert.onset_at else begin
-        rolled_up = Period.rolled_up(begin, end, _HOUR if end - begin <= 4 * _DAY else _DAY)
-        for period in filter(None, (Period.fine(first, last_at), rolled_up)):
+        rolled_up = ShownPeriod.rolled_up(begin, end, _HOUR if end - begin <= 4 * _DAY else _DAY)
+        for period in filter(None, (ShownPeriod.fine(first, last_at), rolled_up)):
             buckets = await history(
                 connection, version.id, alert.slice_id, period, cap=cap, onset=alert.onset_at
             )

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from quantdrift.core.config.callers import Scope
+from quantdrift.core.config.callers import TokenScope
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.show.page.access import ACCESS, PERSON
 from quantdrift.show.page.rendering import render
@@ -71,13 +71,13 @@ def _refusal(request: web.Request) -> web.Response | None:
     return None
 
 
-def _scope(request: web.Request) -> Scope | None:
+def _scope(request: web.Request) -> TokenScope | None:
     """Return what a login must be for to send a request; None: every one may."""
     if request.path in _PUBLIC or request.path == "/logout" or request.path.startswith(_STATIC):
         return None
     if request.method in {"GET", "HEAD"}:
-        return Scope.READ
-    return Scope.LABELS if request.path.startswith(_API) else Scope.ACKNOWLEDGE
+        return TokenScope.READ
+    return TokenScope.LABELS if request.path.startswith(_API) else TokenScope.ACKNOWLEDGE
 
 
 def _log_in_first(request: web.Request) -> web.StreamResponse:

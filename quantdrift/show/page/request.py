@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from quantdrift.core.config.callers import Scope
+from quantdrift.core.config.callers import TokenScope
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
@@ -90,7 +90,7 @@ async def act_by_form(
 def who_may_act(request: web.Request) -> str:
     """Return the name of the person who has logged in; empty: nobody has who may act, or the page has no operator's role."""
     person: Person | None = request.get(PERSON)
-    may = person is not None and Scope.ACKNOWLEDGE in person.scopes and OPERATOR in request.app
+    may = person is not None and TokenScope.ACKNOWLEDGE in person.scopes and OPERATOR in request.app
     return person.name if person is not None and may else ""
 
 

@@ -14,7 +14,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
-from quantdrift.core.process.http_port import HttpPort, Limits
+from quantdrift.core.process.http_port import HttpPort, PortLimits
 from quantdrift.core.process.run import Stop
 from quantdrift.show.page.access import ACCESS, FORM_MARK, SESSION_S, Access
 from quantdrift.show.page.alert import act_on_alert, alert_page, alerts
@@ -72,7 +72,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
 def page_port(config: Config, secrets: Secrets, database: Database) -> HttpPort:
     """Return the port of the page, not open yet; pages that follow it do not hold up its end."""
     app = application(config, secrets, database)
-    return HttpPort(app, Limits(), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
+    return HttpPort(app, PortLimits(), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
 
 
 def application(config: Config, secrets: Secrets, database: Database) -> web.Application:

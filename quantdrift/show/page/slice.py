@@ -19,7 +19,7 @@ from quantdrift.show import charts
 from quantdrift.show.page.notebook import Chosen, notebook
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, address, query_text, serving_of
-from quantdrift.show.page.slice_history import Period, history, history_sql, named_history
+from quantdrift.show.page.slice_history import ShownPeriod, history, history_sql, named_history
 from quantdrift.show.trends import Plot, plot
 from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import AlertFact, list_alerts
@@ -60,7 +60,7 @@ class ChosenSlice(msgspec.Struct, frozen=True, kw_only=True):
     entry: SliceNow
     alerts: list[AlertFact]
     onset: datetime | None
-    period: Period
+    period: ShownPeriod
     buckets: list[SliceSums]
     others: list[SliceSums]
 
@@ -104,13 +104,13 @@ async def _chosen_slice(request: web.Request, connection: Connection) -> ChosenS
     )
 
 
-def _periods(asked: str, first: datetime, last: datetime | None) -> list[Period]:
+def _periods(asked: str, first: datetime, last: datetime | None) -> list[ShownPeriod]:
     """Return the times to show, the best one first: that which was asked for, else a week, or a day of what is young."""
     last = last or datetime.now(UTC)
     end = last + timedelta(hours=1)
     spans = [asked] if asked in _SPANS else ["7d", "1d"]
-    rolled_up = [Period.rolled_up(end - _SPANS[span], end, _WIDTHS[span], span) for span in spans]
-    fine = Period.fine(first, last) if asked in {"", "1d"} else None
+    rolled_up = [ShownPeriod.rolled_up(end - _SPANS[span], end, _WIDTHS[span], span) for span in spans]
+    fine = ShownPeriod.fine(first, last) if asked in {"", "1d"} else None
     return [fine, *rolled_up] if fine else rolled_up
 
 
@@ -273,9 +273,9 @@ def _of_alerts(alerts: Sequence[AlertFact], begin: datetime, end: datetime) -> l
     ]
 
 
-def _mark(event: SliceEvent) -> charts.Mark:
+def _mark(event: SliceEvent) -> charts.VerticalLine:
     kind = event.kind if event.kind in {"release", "onset", "alert"} else "decision"
-    return charts.Mark(
+    return charts.VerticalLine(
         at=event.at,
         kind=kind,
         text=plain(happened(event.kind, event.subject, event.old_value, event.new_value)),

@@ -23,7 +23,7 @@ _FINE: Final = tuple(timedelta(seconds=seconds) for seconds in (10, 30, 60, 120,
 """Widths of the buckets of less than a day."""
 
 
-class Period(msgspec.Struct, frozen=True, kw_only=True):
+class ShownPeriod(msgspec.Struct, frozen=True, kw_only=True):
     """The time that is shown of a slice: its name in the address, and the width of its buckets."""
 
     span: str = ""
@@ -32,7 +32,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
     width: timedelta
 
     @classmethod
-    def fine(cls, first: datetime, last: datetime) -> "Period | None":
+    def fine(cls, first: datetime, last: datetime) -> "ShownPeriod | None":
         """Return the time from the first exchange to the last one, in buckets of seconds or minutes; None: it is a day or more."""
         if not timedelta() <= last - first < _DAY:
             return None
@@ -40,7 +40,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         return cls(span="1d", begin=first - width, end=last + width, width=width)
 
     @classmethod
-    def rolled_up(cls, begin: datetime, end: datetime, width: timedelta, span: str = "") -> "Period":
+    def rolled_up(cls, begin: datetime, end: datetime, width: timedelta, span: str = "") -> "ShownPeriod":
         """Return a time in buckets of hours or days; it begins with a whole one."""
         begin = begin.replace(minute=0, second=0, microsecond=0)
         return cls(span=span, begin=begin.replace(hour=0) if width >= _DAY else begin, end=end, width=width)
@@ -75,7 +75,7 @@ async def history(
     connection: Connection,
     version_id: int,
     slice_id: int,
-    period: Period,
+    period: ShownPeriod,
     *,
     cap: float,
     onset: datetime | None = None,
@@ -92,7 +92,7 @@ async def history(
 
 
 async def named_history(
-    connection: Connection, ids: tuple[int, int], period: Period, signals: Sequence[Signal]
+    connection: Connection, ids: tuple[int, int], period: ShownPeriod, signals: Sequence[Signal]
 ) -> list[SliceSums] | None:
     """Return the buckets of a slice, of a version and with a number, with the signals of plug-ins; None: that takes too long."""
     read = partial(Divergence(connection).named, period.window, period.width, ids, signals)
@@ -100,7 +100,7 @@ async def named_history(
 
 
 def history_sql(
-    signal: Signal, period: Period, trend: Trend, onset: datetime | None, cap: float, **ids: int
+    signal: Signal, period: ShownPeriod, trend: Trend, onset: datetime | None, cap: float, **ids: int
 ) -> str:
     """Return the query that gives a row for each point of a plot: when it begins, its answers, and its mean as it is drawn.
 

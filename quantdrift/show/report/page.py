@@ -23,7 +23,7 @@ from quantdrift.report.finding import QUANTILES, SHORTFALL
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
 from quantdrift.report.period import Period
 from quantdrift.show import rendering
-from quantdrift.show.charts import Mark
+from quantdrift.show.charts import VerticalLine
 from quantdrift.show.report.brief import briefs
 from quantdrift.show.report.markdown import render_markdown
 from quantdrift.show.trends import Grid, Plot, alert_marks, plot
@@ -184,7 +184,7 @@ def _draw(gathered: Gathered, figures: ReportFigures) -> Drawings:
         whole = version.aggregate
         entries = {entry.slice_id: entry for entry in (*version.slices, whole) if entry}
         marks = [
-            Mark(at=mark.at, kind=mark.kind, text=mark.what)
+            VerticalLine(at=mark.at, kind=mark.kind, text=mark.what)
             for mark in figures.marks
             if mark.model in {"", version.model}
         ]

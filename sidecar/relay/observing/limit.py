@@ -11,7 +11,7 @@ _MOST_CREDIT_S = 0.05  # what they may take at once
 _SEARCH_S = 0.1
 
 
-class Observed(Protocol):
+class ObservedConnection(Protocol):
     """The operations of an observed connection that the limit uses.
 
     Attributes
@@ -50,8 +50,8 @@ class ObserverLimit:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._observed: set[Observed] = set()
-        self._found: list[Observed] = []  # by the last search, whom to drop first at the end
+        self._observed: set[ObservedConnection] = set()
+        self._found: list[ObservedConnection] = []  # by the last search, whom to drop first at the end
         self._search_from_s = 0.0
         self._credit_s, self._credited_s = _MOST_CREDIT_S, now_s()
 
@@ -59,7 +59,7 @@ class ObserverLimit:
         """Return how many connections are observed."""
         return len(self._observed)
 
-    def enter(self, connection: Observed, limit: int) -> bool:
+    def enter(self, connection: ObservedConnection, limit: int) -> bool:
         """Let a connection that speaks be observed; return whether there is an observer for it.
 
         Parameters
@@ -74,7 +74,7 @@ class ObserverLimit:
             self._observed.add(connection)
         return True
 
-    def leave(self, connection: Observed) -> None:
+    def leave(self, connection: ObservedConnection) -> None:
         """Remove a connection."""
         self._observed.discard(connection)
 
@@ -108,5 +108,5 @@ class ObserverLimit:
                 return True
         return False
 
-    def _is_quiet(self, connection: Observed) -> bool:
+    def _is_quiet(self, connection: ObservedConnection) -> bool:
         return connection.spoke_s <= self._now_s() - QUIET_S and connection.waits_for_client

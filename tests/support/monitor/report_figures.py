@@ -18,7 +18,7 @@ from quantdrift.report.figures import (
     ModelFigures,
     ReportedSlice,
     ReportFigures,
-    Unreferenced,
+    UnreferencedVersion,
 )
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.account.coverage import Fleet, ReasonCount, StratumCounts
@@ -200,7 +200,7 @@ def make_figures() -> ReportFigures:
             ),
             skipped=(ReasonCount(reason="no_reference", n=41),),
             quarantined=(ReasonCount(reason="schema", n=3, detail="input `x` is missing"),),
-            unreferenced=(Unreferenced(model="digits", version="int8-8", first_seen_at=NOW),),
+            unreferenced=(UnreferencedVersion(model="digits", version="int8-8", first_seen_at=NOW),),
             gaps=(Gap(begin=NOW - timedelta(hours=2), end=NOW - timedelta(hours=1)),),
             fleet=Fleet(sources=1, boots=2, blind_connections=0),
             judged_until=None,

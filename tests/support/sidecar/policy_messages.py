@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slice
+from quantdrift.core.config.schema import Capture, Config, Model, SamplingOptions, Slice
 from quantdrift.core.config.strata import with_strata
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Verdict
 from quantdrift.core.sampling.policy_message import PolicyMessage, name_of
@@ -15,7 +15,7 @@ from quantdrift.drift.evidence.state import dump_state
 from quantdrift.storage.sampling import SignalEvidence
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
-SAMPLING = Sampling(
+SAMPLING = SamplingOptions(
     rate=0.25,
     replays_per_s=10.0,
     header_strata=(HeaderStratum(name="archive", rate=1.0, headers={"x-scanner": "archive"}),),

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, cast
 
-from quantdrift.sidecar.relay.connection import Connection, Relay
+from quantdrift.sidecar.relay.connection import Relay, RelayedConnection
 from quantdrift.sidecar.state.counters import Gauge
 from tests.support.sidecar.relay_rig import Bench
 
@@ -62,10 +62,10 @@ class Loop:
 
 def relayed(
     bench: Bench, steps: list[tuple[bool, bytes]], connected_at: int
-) -> tuple[bytes, bytes, Connection]:
+) -> tuple[bytes, bytes, RelayedConnection]:
     """Send `steps` through a connection whose backend is there at a step; return what came out of both ends."""
     relay = Relay("h", 1, bench.scope, cast("asyncio.AbstractEventLoop", Loop()))
-    connection = Connection(relay)
+    connection = RelayedConnection(relay)
     client, backend = Wire(), Wire()
     connection.client.connection_made(client)
     for index, (from_client, chunk) in enumerate(steps):

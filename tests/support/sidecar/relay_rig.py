@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config import Sampling, Sidecar
+from quantdrift.core.config import SamplingOptions, Sidecar
 from quantdrift.core.records import Loss, Protocol
 from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, lengths, parse
 from quantdrift.sidecar.relay.connection import Relay
@@ -41,9 +41,9 @@ class Bench:
     """A scope whose exchanges are collected in `taken`, and the requests of lost ones in `lost_requests`."""
 
     def __init__(
-        self, sampling: Sampling | None = None, send_frame: SendFrame | None = None, **bounds: Any
+        self, sampling: SamplingOptions | None = None, send_frame: SendFrame | None = None, **bounds: Any
     ) -> None:
-        sampling = sampling or Sampling(rate=1.0)
+        sampling = sampling or SamplingOptions(rate=1.0)
         self.counters = Counters.create(1, len(sampling.header_strata) + 1)
         self.slot: Slot = self.counters.slot(0)
         self.taken: list[Taken] = []

@@ -16,7 +16,7 @@ import asyncpg
 import msgspec
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config.schema import Config, Model, Monitor, Reference, Sampling, Web
+from quantdrift.core.config.schema import Config, Model, Monitor, Reference, SamplingOptions, Web
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.drift.detectors.protocol import compile_all
 from quantdrift.monitor.explain.explain import Explainer
@@ -34,7 +34,7 @@ MODELS: Final = ("digits", "letters", "young")
 CONFIG: Final = Config(
     models=tuple(Model(name=name, references=(Reference(path=f"{name}.onnx"),)) for name in MODELS),
     monitor=Monitor(min_groups=50),
-    sampling=Sampling(sticky_header="x-user"),
+    sampling=SamplingOptions(sticky_header="x-user"),
     web=Web(url="https://drift.example"),
 )
 CONFIG_TEXT: Final = """

@@ -374,7 +374,7 @@ def _tapped(module: torch.fx.GraphModule, wanted: str, outputs: Sequence[str]) -
     return tap
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class PaddedPart(msgspec.Struct, frozen=True, kw_only=True):
     """Items of a batch that are computed together.
 
     Parameters
@@ -390,7 +390,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     size: int
 
 
-def steps_of(n_items: int, buckets: Sequence[int]) -> Iterator[Step]:
+def steps_of(n_items: int, buckets: Sequence[int]) -> Iterator[PaddedPart]:
     """Yield steps that cover every item once, in order.
 
     Each step uses the smallest bucket that holds all remaining items, unless more than half of it would be padding and a
@@ -410,12 +410,12 @@ def steps_of(n_items: int, buckets: Sequence[int]) -> Iterator[Step]:
         full = [bucket for bucket in buckets if bucket <= left]
         if full and 2 * left < size:
             size = full[-1]
-        step = Step(begin=begin, n_items=min(left, size), size=size)
+        step = PaddedPart(begin=begin, n_items=min(left, size), size=size)
         yield step
         begin += step.n_items
 
 
-def filled(inputs: Mapping[str, Array], step: Step) -> dict[str, Array]:
+def filled(inputs: Mapping[str, Array], step: PaddedPart) -> dict[str, Array]:
     """Return the inputs of a step, padded : (size, ...)."""
     rows = np.minimum(np.arange(step.size), step.n_items - 1) + step.begin
     if step.size == step.n_items:
@@ -423,7 +423,7 @@ def filled(inputs: Mapping[str, Array], step: Step) -> dict[str, Array]:
     return {name: array[rows] for name, array in inputs.items()}
 
 
-def joined(steps: Sequence[Step], outputs_of_steps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def joined(steps: Sequence[PaddedPart], outputs_of_steps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Return the outputs of all steps without padding; an output without a dimension of items is that of the first step.
 
     Parameters

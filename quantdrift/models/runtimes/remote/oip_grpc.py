@@ -77,7 +77,7 @@ _AWAY: Final = (
 Answer = TypeVar("Answer", bound=Message)
 
 
-class OipGrpc:
+class OipGrpcTransport:
     """The transport over gRPC. The channel reconnects by itself."""
 
     def __init__(self, request: RuntimeRequest) -> None:
@@ -196,7 +196,7 @@ class OipGrpc:
 
 def open_reference(request: RuntimeRequest) -> RemoteRuntime:
     """Return the reference at a server; errors as of `RemoteRuntime`."""
-    transport = OipGrpc(request)
+    transport = OipGrpcTransport(request)
     try:
         return RemoteRuntime(request, transport)
     except BaseException:
