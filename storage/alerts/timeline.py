@@ -43,13 +43,13 @@ class SliceEvent(msgspec.Struct, frozen=True, kw_only=True):
     new_value: str | None = None
 
 
-class AlertStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of verdict in an alert's timeline."""
+class VerdictStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of a slice's verdict: in the timeline of an alert with its reason, in the history of a slice without."""
 
     at: datetime
     before: str
     after: str
-    reason: str | None
+    reason: str | None = None
     slice_id: int
 
 
@@ -68,9 +68,9 @@ async def events_of(
     return await rows(connection, SliceEvent, _EVENTS, **wanted)
 
 
-async def steps(connection: AsyncConnection, alert_id: int) -> list[AlertStep]:
+async def steps(connection: AsyncConnection, alert_id: int) -> list[VerdictStep]:
     """Return the timeline of an alert."""
-    return await rows(connection, AlertStep, _STEPS, id=alert_id)
+    return await rows(connection, VerdictStep, _STEPS, id=alert_id)
 
 
 async def alert_counts(

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.facts.estimate import Estimate
 from quantdrift.facts.status import WORST_FIRST
+from quantdrift.storage.alerts.timeline import VerdictStep
 from quantdrift.storage.snapshot import rows
 
 # Worst first: what pages, what may, what nobody knows, then the rest by evidence.
@@ -72,15 +73,6 @@ class SliceNow(msgspec.Struct, frozen=True, kw_only=True):
     last_at: datetime | None
     flip_missing: int | None
     n_found: int
-
-
-class VerdictChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of a slice's verdict."""
-
-    slice_id: int
-    before: str
-    after: str
-    at: datetime
 
 
 class Unknown(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,11 +151,11 @@ async def slices_now(
 
 async def verdict_changes(
     connection: AsyncConnection, version_id: int, slice_ids: list[int], begin: datetime
-) -> dict[int, list[VerdictChange]]:
+) -> dict[int, list[VerdictStep]]:
     """Return the changes of verdict of slices since `begin`, in order."""
-    by_slice: dict[int, list[VerdictChange]] = {}
+    by_slice: dict[int, list[VerdictStep]] = {}
     for change in await rows(
-        connection, VerdictChange, _CHANGES, version=version_id, slices=slice_ids, begin=begin
+        connection, VerdictStep, _CHANGES, version=version_id, slices=slice_ids, begin=begin
     ):
         by_slice.setdefault(change.slice_id, []).append(change)
     return by_slice
