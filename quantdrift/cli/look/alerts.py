@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _MOST_CHARACTERS = 60
 COMPLETION_S = 2.0
 _Found = TypeVar("_Found")
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def completed(
@@ -59,10 +60,23 @@ async def _current(connection: "AsyncConnection") -> dict[int, str]:
     return {alert.id: f"{alert_kind(alert.severity)}: {alert.model} {alert.slice}" for alert in open_alerts}
 
 
-_ALERT = click.argument(
-    "alert_id", metavar="ALERT", type=click.IntRange(min=1), shell_complete=completed(_current)
-)
-_WHY = click.option("--reason", required=True, help="Why; the alert and the audit have it.")
+def number_argument(
+    metavar: str, ask: "Callable[[AsyncConnection], Awaitable[dict[int, str]]]"
+) -> _Decorator:
+    """Return the argument `number`, which the shell completes with what `ask` returns."""
+    return click.argument(
+        "number", metavar=metavar, type=click.IntRange(min=1), shell_complete=completed(ask)
+    )
+
+
+def decision(number: _Decorator, what: str) -> _Decorator:
+    """Return the options of a command with which a person decides about `what`, an alert or an incident."""
+    why = click.option("--reason", required=True, help=f"Why; the {what} and the audit have it.")
+    return lambda command: CONFIG(DATA(number(why(JSON(command)))))
+
+
+_ALERT = number_argument("ALERT", _current)
+_DECISION = decision(_ALERT, "alert")
 
 
 @click.group()
@@ -139,7 +153,7 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bo
 @DATA
 @_ALERT
 @JSON
-def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) -> None:
+def show(config_path: Path, data: Path | None, number: int, *, as_json: bool) -> None:
     """Show one alert: what broke, where, since when, how many answers and people, what to do first, and who looks into it.
 
     \b
@@ -157,13 +171,13 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     async def ask(
         connection: "AsyncConnection",
     ) -> "tuple[AlertFact, list[ActionFact], list[Finding], AlertFigures, tuple[Predicate, ...]]":
-        alert = await find_alert(connection, alert_id)
-        actions, findings = await actions_of(connection, alert_id), await findings_of(connection, [alert_id])
+        alert = await find_alert(connection, number)
+        actions, findings = await actions_of(connection, number), await findings_of(connection, [number])
         version = (await versions(connection, [alert.version_id])).get(alert.version_id)
         unit, now = config.measure(alert.model).unit, SystemClock().now()
         figures = await of_alert(connection, alert, version, now, unit=unit, with_people=True)
         where = await where_of(connection, alert.slice_id)
-        return alert, actions, findings.get(alert_id, []), figures, where
+        return alert, actions, findings.get(number, []), figures, where
 
     config, _ = prepare(config_path, Role.REPORT, data)
     alert, actions, findings, figures, where = run(config_path, data, ask)
@@ -243,12 +257,8 @@ def _next(
 
 
 @alerts.command("ack")
-@CONFIG
-@DATA
-@_ALERT
-@_WHY
-@JSON
-def ack(config_path: Path, data: Path | None, alert_id: int, reason: str, *, as_json: bool) -> None:
+@_DECISION
+def ack(**options: Any) -> None:
     """Acknowledge an alert: somebody looks into it. It stays acknowledged until it is resolved or escalates.
 
     Needs the operator's role.
@@ -257,32 +267,24 @@ def ack(config_path: Path, data: Path | None, alert_id: int, reason: str, *, as_
     Example:
       quantdrift alerts ack 12 --reason "rolling back to version 3"
     """
-    _act(config_path, data, alert_id, "ack", reason, as_json=as_json)
+    _act("ack", **options)
 
 
 @alerts.command("unack")
-@CONFIG
-@DATA
-@_ALERT
-@_WHY
-@JSON
-def unack(config_path: Path, data: Path | None, alert_id: int, reason: str, *, as_json: bool) -> None:
+@_DECISION
+def unack(**options: Any) -> None:
     """Take an acknowledgement back: nobody looks into the alert any more. Needs the operator's role.
 
     \b
     Example:
       quantdrift alerts unack 12 --reason "my shift ends"
     """
-    _act(config_path, data, alert_id, "unack", reason, as_json=as_json)
+    _act("unack", **options)
 
 
 @alerts.command("close")
-@CONFIG
-@DATA
-@_ALERT
-@_WHY
-@JSON
-def close(config_path: Path, data: Path | None, alert_id: int, reason: str, *, as_json: bool) -> None:
+@_DECISION
+def close(**options: Any) -> None:
     """Close an alert: you know that it is over, and quantdrift cannot see it, for example because its slice was routed away.
 
     The pagers get its end. The detectors of the slice start from the beginning, and a drift that goes on alerts again, under a
@@ -292,7 +294,7 @@ def close(config_path: Path, data: Path | None, alert_id: int, reason: str, *, a
     Example:
       quantdrift alerts close 12 --reason "archive goes to digits-fp32 since 03:20"
     """
-    _act(config_path, data, alert_id, "close", reason, as_json=as_json)
+    _act("close", **options)
 
 
 @alerts.command("note")
@@ -301,14 +303,14 @@ def close(config_path: Path, data: Path | None, alert_id: int, reason: str, *, a
 @_ALERT
 @click.argument("text")
 @JSON
-def note(config_path: Path, data: Path | None, alert_id: int, text: str, *, as_json: bool) -> None:
+def note(text: str, **options: Any) -> None:
     """Add a note to an alert, also to one that was resolved. Needs the operator's role.
 
     \b
     Example:
       quantdrift alerts note 12 "the scanner in room 4 was cleaned at 02:40"
     """
-    _act(config_path, data, alert_id, "note", text, as_json=as_json)
+    _act("note", reason=text, **options)
 
 
 _DONE = {
@@ -319,17 +321,15 @@ _DONE = {
 }
 
 
-def _act(
-    config_path: Path, data: Path | None, alert_id: int, what: str, reason: str, *, as_json: bool
-) -> None:
+def _act(what: str, *, config_path: Path, data: Path | None, number: int, reason: str, as_json: bool) -> None:
     from quantdrift.storage.alerts.alerts import Act, act
 
     decide(
         config_path,
         data,
-        lambda connection: act(connection, alert_id, Act(what), reason),
-        lambda record: f"Alert {alert_id} {_DONE[what]}; by {plain(record.by)}.",
-        as_json={"alert": alert_id} if as_json else None,
+        lambda connection: act(connection, number, Act(what), reason),
+        lambda record: f"Alert {number} {_DONE[what]}; by {plain(record.by)}.",
+        as_json={"alert": number} if as_json else None,
     )
 
 

@@ -1,12 +1,12 @@
 """The command `quantdrift incidents`: what happened, whom it hit, whether it is over, and who did what."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from quantdrift.cli.look.alerts import command_options, completed, decide, run
+from quantdrift.cli.look.alerts import command_options, decide, decision, number_argument, run
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.core.config.load import Role
 from quantdrift.core.text import plain, plain_lines
@@ -27,10 +27,8 @@ async def _current(connection: "AsyncConnection") -> dict[int, str]:
     }
 
 
-_INCIDENT = click.argument(
-    "number", metavar="INCIDENT", type=click.IntRange(min=1), shell_complete=completed(_current)
-)
-_WHY = click.option("--reason", required=True, help="Why; the incident and the audit have it.")
+_INCIDENT = number_argument("INCIDENT", _current)
+_DECISION = decision(_INCIDENT, "incident")
 
 
 @click.group()
@@ -148,12 +146,8 @@ def show(config_path: Path, data: Path | None, number: int, *, as_json: bool) ->
 
 
 @incidents.command("mitigate")
-@CONFIG
-@DATA
-@_INCIDENT
-@_WHY
-@JSON
-def mitigate(config_path: Path, data: Path | None, number: int, reason: str, *, as_json: bool) -> None:
+@_DECISION
+def mitigate(**options: Any) -> None:
     """Say that nobody gets the answers of an incident any more, where quantdrift cannot see it.
 
     The pagers get its end. Its alerts go on by evidence: the incident opens again if one becomes worse, if another one is added, or with
@@ -164,32 +158,24 @@ def mitigate(config_path: Path, data: Path | None, number: int, reason: str, *, 
     Example:
       quantdrift incidents mitigate 3 --reason "the caller ignores these answers since 03:20"
     """
-    _say(config_path, data, number, "mitigate", reason, as_json=as_json)
+    _say("mitigate", **options)
 
 
 @incidents.command("reopen")
-@CONFIG
-@DATA
-@_INCIDENT
-@_WHY
-@JSON
-def reopen(config_path: Path, data: Path | None, number: int, reason: str, *, as_json: bool) -> None:
+@_DECISION
+def reopen(**options: Any) -> None:
     """Take back that an incident is mitigated: people get its answers. Needs the operator's role.
 
     \b
     Example:
       quantdrift incidents reopen 3 --reason "the caller was rolled back"
     """
-    _say(config_path, data, number, "reopen", reason, as_json=as_json)
+    _say("reopen", **options)
 
 
 @incidents.command("close")
-@CONFIG
-@DATA
-@_INCIDENT
-@_WHY
-@JSON
-def close(config_path: Path, data: Path | None, number: int, reason: str, *, as_json: bool) -> None:
+@_DECISION
+def close(**options: Any) -> None:
     """Close an incident with all of its alerts: you know that it is over.
 
     The detectors of its slices start from the beginning, and a drift that goes on is a new incident. Needs the operator's role.
@@ -198,7 +184,7 @@ def close(config_path: Path, data: Path | None, number: int, reason: str, *, as_
     Example:
       quantdrift incidents close 3 --reason "int8-2 serves everywhere"
     """
-    _say(config_path, data, number, "close", reason, as_json=as_json)
+    _say("close", **options)
 
 
 _DONE = {
@@ -208,7 +194,7 @@ _DONE = {
 }
 
 
-def _say(config_path: Path, data: Path | None, number: int, what: str, reason: str, *, as_json: bool) -> None:
+def _say(what: str, *, config_path: Path, data: Path | None, number: int, reason: str, as_json: bool) -> None:
     from quantdrift.storage.incidents.incidents import Say, say
 
     decide(

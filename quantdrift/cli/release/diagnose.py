@@ -1,8 +1,9 @@
 """The command `quantdrift diagnose`, which names the quantised sites that damage a slice."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -13,17 +14,36 @@ from quantdrift.cli.output import ProgressLine
 from quantdrift.cli.release.reference import REFERENCE
 from quantdrift.core.config.load import load
 
+if TYPE_CHECKING:
+    from quantdrift.release.result import Result
+
 _EXIT: Final = {"named": 0, "no cause found": 3, "too few exemplars": 4}
-_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 MODEL = click.option("--model", default="", help="Without ALERT: the model.  [default: the only one]")
 SLICE = click.option("--slice", default="", help="Without ALERT: the slice, such as scanner=archive.")
+_Answer = TypeVar("_Answer", bound="Result")
+
+
+def answer(
+    call: Callable[..., _Answer], config_path: Path, number: int | None, *, as_json: bool, **options: Any
+) -> _Answer:
+    """Print what a function of the Python API answers, its progress meanwhile, and return it."""
+    if options["alert"]:
+        set_up_logs(load(config_path))
+    with ProgressLine(quiet=as_json) as progress:
+        result = call(config=config_path, reference=number, progress=progress, **options)
+    if as_json:
+        emit(result.to_dict())
+    else:
+        click.echo(str(result))
+    return result
 
 
 @click.command()
 @click.argument("alert", metavar="[ALERT]", type=click.IntRange(min=1), required=False)
 @click.option(
     "--candidate",
-    type=_FILE,
+    type=FILE,
     required=True,
     help="The quantised model that serves: an ONNX file in QDQ form or of decision trees, an exported program (.pt2), or with --factory a file of weights.",
 )
@@ -55,10 +75,9 @@ SLICE = click.option("--slice", default="", help="Without ALERT: the slice, such
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a picture of the sites and ranges: a .svg or .png file.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Of what is drawn at random.")
 @NO_NOTE
 @JSON
-def diagnose(config_path: Path, number: int | None, *, as_json: bool, **options: Any) -> None:
+def diagnose(**options: Any) -> None:
     """Name the quantised sites of the candidate that damage a slice: that of ALERT, or the one of --slice.
 
     A site is an activation range, the weight of a layer, or a layer as a whole where these cannot be told apart; of decision trees,
@@ -78,12 +97,5 @@ def diagnose(config_path: Path, number: int | None, *, as_json: bool, **options:
       quantdrift diagnose --slice scanner=archive --candidate digits-int8.onnx --inputs recorded.npz --picture cause.svg
       quantdrift diagnose 12 --candidate digits.safetensors --factory digits_models:int8
     """
-    if options["alert"]:
-        set_up_logs(load(config_path))
-    with ProgressLine(quiet=as_json) as progress:
-        result = quantdrift.diagnose(config=config_path, reference=number, progress=progress, **options)
-    if as_json:
-        emit(result.to_dict())
-    else:
-        click.echo(str(result))
+    result = answer(quantdrift.diagnose, **options)
     sys.exit(_EXIT[result.diagnosis.verdict.value])

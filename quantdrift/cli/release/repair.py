@@ -8,22 +8,19 @@ import click
 
 import quantdrift
 from quantdrift.cli.look.alerts import NO_NOTE
-from quantdrift.cli.options import CONFIG, DATA, JSON, emit, set_up_logs
-from quantdrift.cli.output import ProgressLine
-from quantdrift.cli.release.diagnose import MODEL, SLICE
+from quantdrift.cli.options import CONFIG, DATA, JSON
+from quantdrift.cli.release.diagnose import FILE, MODEL, SLICE, answer
 from quantdrift.cli.release.reference import REFERENCE
-from quantdrift.core.config.load import load
 from quantdrift.facts.repairs import RepairKind
 
 _KINDS: Final = tuple(kind.value for kind in RepairKind)
-_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("alert", metavar="[ALERT]", type=click.IntRange(min=1), required=False)
 @click.option(
     "--candidate",
-    type=_FILE,
+    type=FILE,
     required=True,
     help="The quantised model that serves: an ONNX file in QDQ form, or of decision trees.",
 )
@@ -50,21 +47,13 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.Choice(_KINDS),
     help="Build only these. Repeatable.  [default: all that the cause allows]",
 )
-@click.option(
-    "--alpha",
-    type=click.FloatRange(0, 0.5, min_open=True),
-    default=0.05,
-    show_default=True,
-    help="Probability that any repair passes wrongly, at most.",
-)
-@click.option("--seed", type=int, default=1, show_default=True, help="Of what is drawn at random.")
 @NO_NOTE
 @JSON
-def repair(config_path: Path, number: int | None, *, as_json: bool, **options: Any) -> None:
+def repair(**options: Any) -> None:
     """Build repairs of the candidate for a damaged slice, that of ALERT or the one of --slice, and measure them.
 
     The recorded inputs are split into halves. One finds the cause and calibrates; on the other each repair is measured on every slice,
-    and judged as quantdrift gate does. Repairs that work come first, the cheapest first.
+    and judged as quantdrift gate does: any passes wrongly with a probability of at most 5 %. Repairs that work come first, the cheapest first.
 
     Without --inputs it works on the exemplars that the shadow keeps. Damaged ones find the cause and calibrate; only random ones measure, each
     slice by those that were drawn for it. They are too few for a pass: the gate on live traffic decides.
@@ -86,12 +75,5 @@ def repair(config_path: Path, number: int | None, *, as_json: bool, **options: A
       quantdrift repair 12 --candidate models/digits-int8.onnx --inputs recorded/ --out repaired/
       quantdrift repair --slice scanner=archive --candidate digits-int8.onnx --inputs recorded.npz --out repaired/ --only own-copy
     """
-    if options["alert"]:
-        set_up_logs(load(config_path))
-    with ProgressLine(quiet=as_json) as progress:
-        result = quantdrift.repair(config=config_path, reference=number, progress=progress, **options)
-    if as_json:
-        emit(result.to_dict())
-    else:
-        click.echo(str(result))
+    result = answer(quantdrift.repair, **options)
     sys.exit(0 if result.passed else 4 if result.lacks_inputs else 3)

@@ -29,7 +29,7 @@ from quantdrift.core.signals import SignalForm, signal_of
 from quantdrift.core.slices import ALL, is_declared
 from quantdrift.core.tasks import COUNTED, LABELS, Build
 from quantdrift.drift.detectors.protocol import BUDGET
-from quantdrift.drift.explain.mix import MoveCause
+from quantdrift.drift.explain.mix import MoveCause, MovePart
 from quantdrift.drift.explain.moves import MeasuredItems, Moves, moves
 from quantdrift.facts import figures
 from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, DamageCause, Explanation
@@ -371,12 +371,7 @@ def findings(before: WindowSample, after: WindowSample, measure: ComparedValue, 
     explanation = msgspec.structs.replace(
         explanation,
         cause=damage.cause.value,
-        damage=damage.at_equal_margins.value,
-        damage_se=damage.at_equal_margins.se,
-        shift=damage.by_margins.value,
-        shift_se=damage.by_margins.se,
-        unseen=damage.unseen.value,
-        unseen_se=damage.unseen.se,
+        **_estimates(damage=damage.at_equal_margins, shift=damage.by_margins, unseen=damage.unseen),
         low_margin_before=damage.low_margin_before,
         low_margin_after=damage.low_margin_after,
     )
@@ -385,12 +380,11 @@ def findings(before: WindowSample, after: WindowSample, measure: ComparedValue, 
     if not decided_by_it and (divergence := damage_between(before, after, mean_divergence)):
         explanation = msgspec.structs.replace(
             explanation,
-            divergence_damage=divergence.at_equal_margins.value,
-            divergence_damage_se=divergence.at_equal_margins.se,
-            divergence_shift=divergence.by_margins.value,
-            divergence_shift_se=divergence.by_margins.se,
-            divergence_unseen=divergence.unseen.value,
-            divergence_unseen_se=divergence.unseen.se,
+            **_estimates(
+                divergence_damage=divergence.at_equal_margins,
+                divergence_shift=divergence.by_margins,
+                divergence_unseen=divergence.unseen,
+            ),
         )
     return explanation
 
@@ -405,15 +399,20 @@ def _aggregate(
     return msgspec.structs.replace(
         explanation,
         aggregate_cause=mix.cause.value,
-        aggregate_move=mix.move.value,
-        aggregate_move_se=mix.move.se,
-        aggregate_within=mix.within.value,
-        aggregate_within_se=mix.within.se,
-        aggregate_mix=mix.mix.value,
-        aggregate_mix_se=mix.mix.se,
-        aggregate_unseen=mix.unseen.value,
-        aggregate_unseen_se=mix.unseen.se,
+        **_estimates(
+            aggregate_move=mix.move,
+            aggregate_within=mix.within,
+            aggregate_mix=mix.mix,
+            aggregate_unseen=mix.unseen,
+        ),
     )
+
+
+def _estimates(**parts: MovePart) -> dict[str, float]:
+    """Return each part and its standard error by their fields of `Explanation`."""
+    return {name: part.value for name, part in parts.items()} | {
+        f"{name}_se": part.se for name, part in parts.items()
+    }
 
 
 def _with_explanations(
