@@ -53,10 +53,8 @@ from quantdrift.shadow.pipeline.tracing import NoSpans, OtlpSpans, Spans
 from quantdrift.shadow.pipeline.validate import AttributeRules
 from quantdrift.shadow.replay.candidate_noise import Rechecks
 from quantdrift.shadow.replay.noise import NoiseReplays
-from quantdrift.shadow.replay.noise_suspects import NoiseSuspects
 from quantdrift.shadow.replay.references import Load, References, is_remote
-from quantdrift.shadow.slices.clusters import SliceRefresh
-from quantdrift.shadow.slices.discovered import DiscoveredSlices
+from quantdrift.shadow.slices.refresh import DiscoveredSlices, LearnedSlices, NoiseSuspects
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import STATEMENT_TIMEOUT_S, Database
 from quantdrift.storage.process_reports import SHADOW, store_reports
@@ -217,7 +215,7 @@ async def _work(
         await in_flight.keep_alive()
         await drained.wait(shadow.ack_wait_s / _BEATS_PER_WAIT)
 
-    clusterings = SliceRefresh(database, assessor.learned, drained)
+    clusterings = LearnedSlices(database, assessor.learned, drained)
     await clusterings.refresh()
     discovered = DiscoveredSlices(database, assessor.watch_discovered, drained)
     await discovered.refresh()

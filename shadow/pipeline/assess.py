@@ -19,7 +19,7 @@ from quantdrift.shadow.replay.noise import NoiseReplays
 from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult, assemble, compare, replay
 from quantdrift.shadow.replay.rows import items_of
 from quantdrift.shadow.slices.clusters import ClusterSlices
-from quantdrift.shadow.slices.discovered import ByModel
+from quantdrift.shadow.slices.refresh import ByModel
 from quantdrift.storage.comparisons.rows import (
     ComparedExchange,
     ComparedItem,

@@ -1,7 +1,6 @@
-"""The learned slices and novelty of items, the vectors to keep for the next fit of a clustering, and the refresh of clusterings."""
+"""The learned slices and novelty of items, and the vectors to keep for the next fit of a clustering."""
 
 import hashlib
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
@@ -22,20 +21,14 @@ from quantdrift.core.clusters import (
     space_of,
 )
 from quantdrift.core.config.schema import Config, Model
-from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
 from quantdrift.core.slices import SliceKey, attribute_key
 from quantdrift.models.runtimes.embedding import vectors_of
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.storage.comparisons.rows import VectorRow
-from quantdrift.storage.database import Database
-from quantdrift.storage.slices.clusters import newest_clusterings, newest_id
 
 _HOUR_S: Final = 3600.0
 _U64: Final = 2.0**64
-_EVERY_S: Final = 60.0
-_LOG = logging.getLogger(__name__)
 
 
 class ClusterAssignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,63 +207,3 @@ def _draw(exchange_id: str, item: int) -> float:
     """Return a number in [0, 1) that is the same for every replay of an item."""
     digest = hashlib.blake2b(f"{exchange_id}/{item}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / _U64
-
-
-class SliceRefresh:
-    """Loads the newest clusterings. While the database is unreachable, or a clustering is damaged, the last one stays in use.
-
-    Parameters
-    ----------
-    learned
-        Uses the clusterings.
-    every_s
-        Time between two reads.
-    """
-
-    def __init__(
-        self, database: Database, learned: ClusterSlices, stop: Stop, *, every_s: float = _EVERY_S
-    ) -> None:
-        self._database = database
-        self._learned = learned
-        self._stop = stop
-        self._every_s = every_s
-        self._newest = 0
-        self._now: dict[tuple[str, str, str], Clustering] = {}
-
-    async def refresh_and_wait(self) -> None:
-        """Refresh once, then wait."""
-        await self.refresh()
-        await self._stop.wait(self._every_s)
-
-    async def refresh(self) -> None:
-        """Read the clusterings, and use new ones from now on."""
-        try:
-            newest = await newest_id(self._database)
-            if newest == self._newest:
-                return
-            stored = await newest_clusterings(self._database, unreadable=_stays)
-        except (RetryError, OperatorError) as error:
-            _LOG.warning(
-                "could not read clusterings, keeping the last ones and trying again in %g s: %s",
-                self._every_s,
-                error,
-            )
-            return
-        clusterings = [row.clustering for row in stored]
-        self._now |= {
-            (clustering.model, clustering.reference_digest, clustering.space): clustering
-            for clustering in clusterings
-        }
-        self._learned.use_clusterings(self._now.values())
-        self._newest = newest
-        for clustering in clusterings:
-            _LOG.info(
-                "learned slices of model %s: version %d, %d clusters",
-                clustering.model,
-                clustering.version,
-                len(clustering.ids),
-            )
-
-
-def _stays(description: str, error: OperatorError) -> None:
-    _LOG.warning("the newest clustering of %s is damaged, keeping the last one: %s", description, error)

@@ -39,7 +39,7 @@ from quantdrift.monitor.discovery.clusters import ClusterFits, configured, refit
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.slices.clusters import SliceRefresh
+from quantdrift.shadow.slices.refresh import LearnedSlices
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.comparisons.rows import StoreBatch
 from quantdrift.storage.comparisons.writer import Writer
@@ -73,7 +73,7 @@ class Worker:
         self._writer = Writer(database, SystemClock())
         self.assessor = Assessor(config, "worker")
         self.assessor.learned.sample_share = 1.0
-        self.in_force = SliceRefresh(database, self.assessor.learned, Stop())
+        self.in_force = LearnedSlices(database, self.assessor.learned, Stop())
 
     def assess(self, exchanges: Sequence[Exchange]) -> StoreBatch:
         """Replay and compare exchanges."""

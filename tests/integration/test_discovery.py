@@ -22,7 +22,7 @@ from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS
 from quantdrift.monitor.discovery.limits import DiscoveryLimits
 from quantdrift.monitor.discovery.round import Round, discover
 from quantdrift.monitor.discovery.schedule import Discoverer
-from quantdrift.shadow.slices.discovered import DiscoveredSlices
+from quantdrift.shadow.slices.refresh import DiscoveredSlices
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.slice_tables import DiscoveryStatus
 from quantdrift.storage.slices import search_rows
