@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.notation import count_of
 from quantdrift.core.sampling.pause import Order, Pause
+from quantdrift.storage.account.account import KNOWN_STRATA
 from quantdrift.storage.audit import Action, newest
 
 EVERYTHING: Final = ""
@@ -24,16 +25,8 @@ _SIDECARS: Final = text("""
     select source from process_report where role = 'sidecar' and seen_at > now() - interval '2 hours'
 """)
 # The samples of each model that a sidecar has taken since its start: it serves these models.
-_TAKEN: Final = text("""
-    with recursive known as (
-        (select source, boot, stratum from tally order by source, boot, stratum limit 1)
-        union all
-        select n.source, n.boot, n.stratum from known k cross join lateral (
-            select t.source, t.boot, t.stratum from tally t
-            where (t.source, t.boot, t.stratum) > (k.source, k.boot, k.stratum)
-            order by t.source, t.boot, t.stratum limit 1
-        ) n
-    )
+_TAKEN: Final = text(f"""
+    {KNOWN_STRATA}
     select t.source, m.key as model, sum((m.value ->> 'taken')::bigint)::bigint as taken
     from known k cross join lateral (
         select * from tally t where t.source = k.source and t.boot = k.boot and t.stratum = k.stratum
@@ -41,7 +34,7 @@ _TAKEN: Final = text("""
     ) t cross join lateral jsonb_each(t.models) m
     where t.at > now() - interval '1 day'
     group by 1, 2
-""")
+""")  # noqa: S608 - constants
 _ACTIONS: Final = (Action.PAUSE, Action.RESUME, Action.PAUSE_SEEN)
 
 

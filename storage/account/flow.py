@@ -11,29 +11,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.sampling.pause import Order
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import Serving
-from quantdrift.storage.account.account import Account, accounts
+from quantdrift.storage.account.account import KNOWN_STRATA, Account, accounts
 from quantdrift.storage.pauses import local_pauses
 from quantdrift.storage.serving import servings
 
 MOST_PAUSES: Final = 5  # of single sidecars that are named: the command lists causes, not pods
 
-# The newest tally of each sidecar start and stratum: one step per key along the primary key.
-_TOTALS: Final = text("""
-    with recursive known as (
-        (select source, boot, stratum from tally order by source, boot, stratum limit 1)
-        union all
-        select n.source, n.boot, n.stratum from known k cross join lateral (
-            select t.source, t.boot, t.stratum from tally t
-            where (t.source, t.boot, t.stratum) > (k.source, k.boot, k.stratum)
-            order by t.source, t.boot, t.stratum limit 1
-        ) n
-    )
+# The newest tally of each sidecar start and stratum.
+_TOTALS: Final = text(f"""
+    {KNOWN_STRATA}
     select t.source, t.stratum, t.at, t.offered, t.taken, t.thinned, t.lost, t.models
     from known k cross join lateral (
         select * from tally t where t.source = k.source and t.boot = k.boot and t.stratum = k.stratum
         order by t.sequence desc limit 1
     ) t
-""")
+""")  # noqa: S608 - constants
 # Counts are cumulative: those since a time are the last ones less the last ones before it.
 _RECENT: Final = text("""
     with edge as (

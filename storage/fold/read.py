@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import UNANSWERED, Loss, Policy, Predicate, Verdict
+from quantdrift.storage.account.account import KNOWN_STRATA
 from quantdrift.storage.fold.discovery_log import follow, followed, lapsed, retired
 from quantdrift.storage.fold.reading_order import ReadingOrder, Stretch, WaitingBatch, closed_up
 from quantdrift.storage.fold.undeclared_sessions import found_sessions
@@ -160,15 +161,7 @@ _RECENT_EXPIRIES: Final = text(f"""
 # The last tally of each sidecar, however old: its next tally is compared with it. One step per sidecar start and
 # stratum along the primary key; reading every tally would take minutes in a large fleet.
 _BASELINES: Final = text(f"""
-    with recursive known as (
-        (select source, boot, stratum from tally order by source, boot, stratum limit 1)
-        union all
-        select n.source, n.boot, n.stratum from known k cross join lateral (
-            select t.source, t.boot, t.stratum from tally t
-            where (t.source, t.boot, t.stratum) > (k.source, k.boot, k.stratum)
-            order by t.source, t.boot, t.stratum limit 1
-        ) n
-    )
+    {KNOWN_STRATA}
     select newest.* from known k cross join lateral (
         select {_TALLY} from tally t join batch b on b.id = t.batch_id
         where t.source = k.source and t.boot = k.boot and t.stratum = k.stratum
