@@ -274,9 +274,9 @@ def _misfits(
 
 def _unfit(model: Model, spec: "TensorSpec") -> str:
     """Return what an output is and what the task compares, if the task cannot compare it; else nothing."""
-    from quantdrift.models.comparators.registry import compared_types
+    from quantdrift.models.comparators.registry import task_plugin
 
-    kinds = compared_types(model.task)
+    kinds = task_plugin(model.task).types
     if kinds and spec.dtype.kind not in kinds:
         numbers = "numbers" if len(kinds) > 1 else "floating-point numbers"
         labels = " (labels)" if model.task is Task.CLASSIFICATION and spec.dtype.kind in "iuO" else ""

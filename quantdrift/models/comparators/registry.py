@@ -1,15 +1,14 @@
 """The registry of comparators by task."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.config.wrong_values import options_of
 from quantdrift.core.plugins import plugin_record
-from quantdrift.core.tasks import Task
+from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.models.comparators import regression, tensor
 from quantdrift.models.comparators.classes.classes_of_interest import numbers_of
 from quantdrift.models.comparators.classes.classification import TOP_K, ClassificationComparator
@@ -25,18 +24,7 @@ from quantdrift.models.comparators.vision import segmentation
 from quantdrift.models.comparators.vision.objects import THRESHOLD
 from quantdrift.models.comparators.vision.segmentation import SegmentationComparator
 
-COMPARED_TYPES: Final[Mapping[Task, str]] = MappingProxyType(
-    {
-        Task.CLASSIFICATION: "f",
-        Task.MULTILABEL: "fiu",
-        Task.REGRESSION: "fiu",
-        Task.EMBEDDING: "fiu",
-        Task.RANKING: "fiu",
-        Task.DETECTION: "fiu",
-        Task.SEGMENTATION: "fiub",
-    }
-)
-"""Kinds of NumPy types that a task compares, of the reference; a task that is not here compares any."""
+Number = TypeVar("Number", int, float)
 
 
 def comparator_of(model: Model) -> Comparator:
@@ -47,10 +35,13 @@ def comparator_of(model: Model) -> Comparator:
     OperatorError
         Its task is that of a plug-in that cannot be imported or is not named, or its options are wrong.
     """
-    if make := _MAKERS.get(model.task):
-        return make(model)
-    plugin = plugin_record(model.task, TaskPlugin)
+    plugin = task_plugin(model.task)
     return plugin.comparator(model, options_for(plugin, model))
+
+
+def task_plugin(task: Task) -> TaskPlugin:
+    """Return the record of a task; raises `OperatorError` if no package that the configuration names adds it."""
+    return _BUILT_IN.get(task) or plugin_record(task, TaskPlugin)
 
 
 def options_for(plugin: TaskPlugin, model: Model) -> msgspec.Struct:
@@ -58,14 +49,9 @@ def options_for(plugin: TaskPlugin, model: Model) -> msgspec.Struct:
     return options_of(plugin.options, model.options, f"models[{model.name}].options")
 
 
-def compared_types(task: Task) -> str:
-    """Return the kinds of NumPy types that a task compares, of the reference; empty: any."""
-    return COMPARED_TYPES.get(task, "") if task.is_built_in else plugin_record(task, TaskPlugin).types
-
-
 def _classification(model: Model) -> Comparator:
     interest = numbers_of(model.interest, model.labels)
-    top_k = TOP_K if model.top_k is None else model.top_k
+    top_k = _or(model.top_k, TOP_K)
     return SingleOutput(
         ClassificationComparator(model.output_kind, top_k, interest, count_ties=model.count_ties)
     )
@@ -85,36 +71,48 @@ def _detection(model: Model) -> Comparator:
     return DetectionComparator(model.detection, threshold=threshold, background=model.background)
 
 
-def _tolerance(model: Model) -> float:
-    return _TOLERANCES[model.task] if model.tolerance is None else model.tolerance
+def _or(value: Number | None, default: Number) -> Number:
+    return default if value is None else value
 
 
-_TOLERANCES: Final = {
-    Task.REGRESSION: regression.TOLERANCE,
-    Task.TENSOR: tensor.TOLERANCE,
-    Task.EMBEDDING: embedding.TOLERANCE,
-    Task.SEGMENTATION: segmentation.TOLERANCE,
+_COMPARED: Final[Mapping[Task, tuple[Callable[[Model], Comparator], str]]] = {
+    Task.CLASSIFICATION: (_classification, "f"),
+    Task.MULTILABEL: (_multilabel, "fiu"),
+    Task.EMBEDDING: (
+        lambda model: SingleOutput(EmbeddingComparator(tolerance=_or(model.tolerance, embedding.TOLERANCE))),
+        "fiu",
+    ),
+    Task.RANKING: (
+        lambda model: SingleOutput(
+            RankingComparator(model.ranking, top_k=_or(model.top_k, RANKED), count_ties=model.count_ties)
+        ),
+        "fiu",
+    ),
+    Task.DETECTION: (_detection, "fiu"),
+    Task.SEGMENTATION: (
+        lambda model: SingleOutput(
+            SegmentationComparator(
+                model.segmentation,
+                model.output_kind,
+                tolerance=_or(model.tolerance, segmentation.TOLERANCE),
+                background=model.background,
+            )
+        ),
+        "fiub",
+    ),
+    Task.REGRESSION: (
+        lambda model: SingleOutput(
+            RegressionComparator(model.regression, tolerance=_or(model.tolerance, regression.TOLERANCE))
+        ),
+        "fiu",
+    ),
+    Task.TENSOR: (
+        lambda model: TensorComparator(model.tensor, tolerance=_or(model.tolerance, tensor.TOLERANCE)),
+        "",
+    ),
+    Task.GENERATION: (lambda model: GenerationComparator(model.generation), ""),
 }
-_MAKERS: dict[Task, Callable[[Model], Comparator]] = {
-    Task.CLASSIFICATION: _classification,
-    Task.MULTILABEL: _multilabel,
-    Task.EMBEDDING: lambda model: SingleOutput(EmbeddingComparator(tolerance=_tolerance(model))),
-    Task.RANKING: lambda model: SingleOutput(
-        RankingComparator(
-            model.ranking,
-            top_k=RANKED if model.top_k is None else model.top_k,
-            count_ties=model.count_ties,
-        )
-    ),
-    Task.DETECTION: _detection,
-    Task.SEGMENTATION: lambda model: SingleOutput(
-        SegmentationComparator(
-            model.segmentation, model.output_kind, tolerance=_tolerance(model), background=model.background
-        )
-    ),
-    Task.REGRESSION: lambda model: SingleOutput(
-        RegressionComparator(model.regression, tolerance=_tolerance(model))
-    ),
-    Task.TENSOR: lambda model: TensorComparator(model.tensor, tolerance=_tolerance(model)),
-    Task.GENERATION: lambda model: GenerationComparator(model.generation),
+_BUILT_IN: Final[Mapping[Task, TaskPlugin]] = {
+    task: TaskPlugin(measure=MEASURES[task], comparator=lambda model, _, make=make: make(model), types=types)
+    for task, (make, types) in _COMPARED.items()
 }

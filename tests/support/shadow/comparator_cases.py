@@ -10,7 +10,7 @@ from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.tasks import MEASURES, Task
-from quantdrift.models.comparators.registry import comparator_of, compared_types
+from quantdrift.models.comparators.registry import comparator_of, task_plugin
 from quantdrift.models.language.answer import Answer
 from quantdrift.models.language.scoring import ANSWER, SCORES, Scores, objects
 from quantdrift.models.tensors.arrays import Outputs
@@ -32,7 +32,7 @@ def _case(
         lambda: comparator_of(model),
         MEASURES[model.task],
         outputs,
-        types=compared_types(model.task),
+        types=task_plugin(model.task).types,
         **more,
     )
 
