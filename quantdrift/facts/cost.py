@@ -42,8 +42,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 def cost_of_changed(share: Figure, prices: Prices) -> Figure | None:
     """Return what the answers that a share counts cost: share x requests in its window x what one is worth.
 
-    Of `changed_share` it is the cost of changed answers, of `accuracy_lost` that of wrong answers. Every request counts with
-    `Prices.per_request`; `quantdrift.storage.cost` reads what each one is worth where requests differ.
+    Every request counts with `Prices.per_request`; `quantdrift.storage.cost` reads what each one is worth where requests differ.
 
     Returns
     -------

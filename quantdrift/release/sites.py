@@ -70,7 +70,39 @@ class SiteKind(StrEnum):
     LEAVES = "V"  # of decision trees
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Scale(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """How numbers are quantised.
+
+    Parameters
+    ----------
+    scale
+        () or (channels,): the width of a step, float64.
+    zero_point
+        () or (channels,): the integer of zero, int64.
+    axis
+        The dimension of the channels; None: one scale for the tensor.
+    lowest, highest
+        The smallest and the largest integer.
+    """
+
+    scale: Array
+    zero_point: Array
+    axis: int | None
+    lowest: int
+    highest: int
+
+    @property
+    def low(self) -> Array:
+        """The smallest value that can be represented, by channel."""
+        return np.asarray((self.lowest - self.zero_point) * self.scale)
+
+    @property
+    def high(self) -> Array:
+        """The largest value that can be represented, by channel."""
+        return np.asarray((self.highest - self.zero_point) * self.scale)
+
+
+class Site(Scale, frozen=True, kw_only=True, eq=False):
     """One place of a candidate that is quantised, and that can be switched to FP32.
 
     Parameters
@@ -83,14 +115,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         The tensors that are quantised.
     nodes
         The nodes that read them, by name.
-    scale
-        () or (channels,): the width of a step, float64.
-    zero_point
-        () or (channels,): the integer of zero, int64.
-    axis
-        The dimension of the channels; None: one scale for the tensor.
-    lowest, highest
-        The smallest and the largest integer.
     is_dynamic
         Whether the range is that of each input, found while it is computed: then values are counted in steps, and `scale` is 1.
     values
@@ -101,11 +125,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     place: str
     tensors: tuple[str, ...]
     nodes: tuple[str, ...]
-    scale: Array
-    zero_point: Array
-    axis: int | None
-    lowest: int
-    highest: int
     is_dynamic: bool = False
     values: OffValues | None = None
 
@@ -113,16 +132,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def name(self) -> str:
         """Kind and place, such as `A:image` or `W:conv1`."""
         return f"{self.kind.value}:{self.place}"
-
-    @property
-    def low(self) -> Array:
-        """The smallest value that can be represented, by channel."""
-        return np.asarray((self.lowest - self.zero_point) * self.scale)
-
-    @property
-    def high(self) -> Array:
-        """The largest value that can be represented, by channel."""
-        return np.asarray((self.highest - self.zero_point) * self.scale)
 
 
 class Weight(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -464,7 +473,7 @@ class ReferenceWeights:
                     bounds = {name: constants[name] for name in node.input[1:] if name in constants}
                     self.rectifiers[node.output[0]] = (node, bounds)
 
-    def weight(self, names: Iterable[str], integers: Array, site: "Scale") -> Array | None:
+    def weight(self, names: Iterable[str], integers: Array, site: Scale) -> Array | None:
         """Return the weight that became these integers; None where the reference does not tell."""
         for name in names:
             for array in _turned(self.weights.get(name)):
@@ -479,26 +488,6 @@ class ReferenceWeights:
         if matches and all(np.array_equal(matches[0], other) for other in matches[1:]):
             return matches[0]
         return None
-
-
-class Scale(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Scale, zero point and limits of a pair."""
-
-    scale: Array
-    zero_point: Array
-    axis: int | None
-    lowest: int
-    highest: int
-
-    @property
-    def low(self) -> Array:
-        """The smallest value that can be represented, by channel."""
-        return np.asarray((self.lowest - self.zero_point) * self.scale)
-
-    @property
-    def high(self) -> Array:
-        """The largest value that can be represented, by channel."""
-        return np.asarray((self.highest - self.zero_point) * self.scale)
 
 
 def _turned(array: Array | None) -> Iterator[Array]:

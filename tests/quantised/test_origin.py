@@ -20,7 +20,7 @@ from quantdrift.models.comparators.classes.classification import ClassificationC
 from quantdrift.models.comparators.protocol import Divergences
 from quantdrift.models.tensors.arrays import Outputs
 from quantdrift.release.diagnose.blame import diagnose
-from quantdrift.release.diagnose.kernels import other_kernels
+from quantdrift.release.diagnose.kernels import kernels_of, others_among
 from quantdrift.release.origin import check_origin, named, origins_of, origins_of_files
 from quantdrift.release.sites import SwitchableCopy, Weight
 from tests.support.commands import invoked
@@ -231,13 +231,13 @@ def test_kernels_that_compute_something_else_are_named_with_a_remedy(
     So they do with signed activations, of which ONNX Runtime makes unsigned ones there.
     """
     patient, images = _patient(folder, shape), drawn(pages().held_out, 2_000, np.random.default_rng(2))
-    assert other_kernels(patient.candidate, {INPUT: images}) == ()
+    assert others_among(kernels_of(patient.candidate, {INPUT: images})) == ()
     quantise(
         patient.reference, tmp_path / "u8u8.onnx", pages().learnable, unsigned=True, unsigned_weights=True
     )
-    assert other_kernels(tmp_path / "u8u8.onnx", {INPUT: images}) == ()
+    assert others_among(kernels_of(tmp_path / "u8u8.onnx", {INPUT: images})) == ()
     quantise(patient.reference, tmp_path / "x8s8.onnx", pages().learnable, **form)
-    others = other_kernels(tmp_path / "x8s8.onnx", {INPUT: images})
+    others = others_among(kernels_of(tmp_path / "x8s8.onnx", {INPUT: images}))
     if not others:
         pytest.skip("this processor adds up products of 8-bit numbers in 32 bits")
     assert {other.operator for other in others} <= {"Gemm", "MatMul"}

@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.drift.evidence.numba_cache import compiled
-from quantdrift.drift.evidence.observations import BoolArray, FloatArray
+from quantdrift.drift.evidence.observations import FloatArray
 
 ALPHA = 0.05
 USUAL_GROUPS = 1200  # of a window that is shown, `quantdrift.drift.evidence.window`
@@ -145,20 +145,6 @@ def _add_zero(sums: FloatArray, v: float) -> None:
             sums[index] += v
         for index in range(at + _FALLS + 2 * _N_FALLS, at + SUMS):
             sums[index] += square
-
-
-@compiled
-def _add_groups(sums: FloatArray, vx: FloatArray, v: FloatArray, seen: BoolArray) -> None:
-    for group in range(len(v)):
-        if seen[group]:
-            advance(sums, v[group], vx[group])
-
-
-def estimate_of_groups(vx: FloatArray, v: FloatArray, seen: BoolArray) -> WeightedEstimate | None:
-    """Return the mean and interval of one series of groups, all (groups,), or None where nothing was observed."""
-    sums = np.zeros(SUMS)
-    _add_groups(sums, vx, v, seen)
-    return estimate(sums)
 
 
 def estimate(sums: FloatArray, scale: float = 1.0) -> WeightedEstimate | None:

@@ -529,20 +529,7 @@ def _leave(state: FoldState, entry: SliceState, *, quiet: bool = False) -> None:
 def _come_back(state: FoldState, entry: SliceState) -> None:
     """Open the alert again that ended because its version was replaced: the version serves again."""
     verdict = ALERTS[entry.watch.phase]
-    state.transitions.append(
-        TransitionRow(
-            model_version_id=entry.key[0],
-            slice_id=entry.key[1],
-            from_verdict=entry.said,
-            to_verdict=verdict,
-            at_us=state.now_us,
-            fold_seq=state.fold_seq,
-            episode=Episode.REOPEN,
-            metric=Metric(entry.loudest().metric),
-            onset_us=state.now_us,
-            reason=RETURNED,
-        )
-    )
+    _note_transition(state, entry, verdict, RETURNED, Episode.REOPEN)
     entry.say(verdict, RETURNED, at_us=state.now_us, fold_seq=state.fold_seq)
     state.table.dirty[entry.row] = True
 
@@ -650,24 +637,30 @@ def _accepted_by(signal: SignalKey) -> SignalKey:
     return signal if signal.kind == GROWTH.kind else SignalKey(signal.metric, BUDGET.kind)
 
 
+def _note_transition(
+    state: FoldState, entry: SliceState, verdict: Verdict, reason: str, episode: Episode
+) -> None:
+    state.transitions.append(
+        TransitionRow(
+            model_version_id=entry.key[0],
+            slice_id=entry.key[1],
+            from_verdict=entry.said,
+            to_verdict=verdict,
+            at_us=state.now_us,
+            fold_seq=state.fold_seq,
+            episode=episode,
+            metric=Metric(entry.loudest().metric),
+            onset_us=state.now_us,
+            reason=reason,
+        )
+    )
+
+
 def _say(state: FoldState, entry: SliceState, verdict: Verdict, reason: str, *, touched: bool) -> None:
     """Note the verdict; where it changed between `ok` and `unknown`, as a transition."""
     changed = verdict is not entry.said
     if changed:
-        state.transitions.append(
-            TransitionRow(
-                model_version_id=entry.key[0],
-                slice_id=entry.key[1],
-                from_verdict=entry.said,
-                to_verdict=verdict,
-                at_us=state.now_us,
-                fold_seq=state.fold_seq,
-                episode=Episode.NONE,
-                metric=Metric(entry.loudest().metric),
-                onset_us=state.now_us,
-                reason=reason,
-            )
-        )
+        _note_transition(state, entry, verdict, reason, Episode.NONE)
     if touched or changed or reason != entry.reason:
         entry.say(verdict, reason, at_us=state.now_us, fold_seq=state.fold_seq)
         state.table.dirty[entry.row] = True

@@ -69,11 +69,6 @@ def kernels_of(candidate: Path, inputs: Mapping[str, Array], threads: int = 1) -
     return tuple(sorted(kernels, key=lambda kernel: -kernel.others))
 
 
-def other_kernels(candidate: Path, inputs: Mapping[str, Array], threads: int = 1) -> tuple[OtherKernel, ...]:
-    """Return the operators whose kernels compute something else on at most 64 of these inputs, the worst first."""
-    return others_among(kernels_of(candidate, inputs, threads))
-
-
 def others_among(kernels: Sequence[OtherKernel]) -> tuple[OtherKernel, ...]:
     """Return those that compute something else than their file says."""
     return tuple(kernel for kernel in kernels if kernel.others > _OTHERS)
