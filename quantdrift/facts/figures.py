@@ -354,7 +354,7 @@ class Rounded(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.low} to {self.high} {self.unit}".rstrip() if self.low and self.high else ""
 
 
-_SHARES: Final = frozenset({FigureName.CHANGED_SHARE, FigureName.SLOW_SHARE, FigureName.ACCURACY_LOST})
+_SHARES: Final = frozenset({FigureName.CHANGED_SHARE})
 RATES: Final = frozenset({FigureName.REQUESTS_PER_DAY, FigureName.CHANGED_PER_DAY})
 """Rates of a day."""
 _COUNTS: Final = RATES | {FigureName.REQUESTS, FigureName.CHANGED}
@@ -406,6 +406,12 @@ def rounded(
         high="" if estimate.high is None else next(texts),
         unit=unit,
     )
+
+
+def part_and_whole(part: float, whole: float) -> tuple[int, int]:
+    """Return two estimated counts with two digits, the part never larger than the whole."""
+    rounded_whole = estimated(whole)
+    return min(estimated(part), rounded_whole), rounded_whole
 
 
 def _same_side(value: float, limit: float, n_decimals: int) -> bool:

@@ -71,6 +71,10 @@ def _detection(model: Model) -> Comparator:
     return DetectionComparator(model.detection, threshold=threshold, background=model.background)
 
 
+def _record(task: Task, make: Callable[[Model], Comparator], types: str) -> TaskPlugin:
+    return TaskPlugin(measure=MEASURES[task], comparator=lambda model, _: make(model), types=types)
+
+
 def _or(value: Number | None, default: Number) -> Number:
     return default if value is None else value
 
@@ -112,7 +116,4 @@ _COMPARED: Final[Mapping[Task, tuple[Callable[[Model], Comparator], str]]] = {
     ),
     Task.GENERATION: (lambda model: GenerationComparator(model.generation), ""),
 }
-_BUILT_IN: Final[Mapping[Task, TaskPlugin]] = {
-    task: TaskPlugin(measure=MEASURES[task], comparator=lambda model, _, make=make: make(model), types=types)
-    for task, (make, types) in _COMPARED.items()
-}
+_BUILT_IN: Final = {task: _record(task, make, types) for task, (make, types) in _COMPARED.items()}
