@@ -94,7 +94,7 @@ _EXTRAS: Final = {
 }
 
 
-class _Group(LazyGroup):
+class _MainGroup(LazyGroup):
     """Prints our own errors without a traceback; exit code 2 if a person must act, 1 if a retry may succeed.
 
     Ctrl-C ends a command with exit code 130, after it has closed what it opened.
@@ -148,7 +148,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 @click.group(
-    cls=_Group,
+    cls=_MainGroup,
     lazy={name: where for name, (where, _) in _COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

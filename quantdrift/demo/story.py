@@ -130,7 +130,7 @@ async def run(options: Options, screen: Screen) -> int:
                 rate_per_s=options.plan.rate_per_s,
                 archive_share=options.plan.healthy_share,
             )
-            run_ = _Run(options.plan, screen, receiver, watch, traffic)
+            run_ = _DemoRun(options.plan, screen, receiver, watch, traffic)
             async with _background(traffic.run()):
                 await run_.healthy()
                 await run_.drift()
@@ -145,7 +145,7 @@ async def run(options: Options, screen: Screen) -> int:
             return code
 
 
-class _Run:
+class _DemoRun:
     """The phases, seen from where the clients and the collector are."""
 
     def __init__(
@@ -294,7 +294,7 @@ def _is_judged(snapshot: Moment) -> bool:
     return _is_seen(snapshot) and all(state.verdict != "unknown" for state in snapshot.slices)
 
 
-async def _conclude(options: Options, screen: Screen, running: Services, run_: _Run) -> int:
+async def _conclude(options: Options, screen: Screen, running: Services, run_: _DemoRun) -> int:
     outcome = run_.outcome()
     await _report(options, screen, running, "write the weekly report")
     with screen.step("load the true labels of the pages that were served"):
@@ -379,7 +379,7 @@ async def _compare_versions(
     )
 
 
-async def _repair(options: Options, screen: Screen, running: Services, run_: _Run) -> None:
+async def _repair(options: Options, screen: Screen, running: Services, run_: _DemoRun) -> None:
     """Find the cause, build repairs, judge the best on live traffic, and serve it."""
     screen.say(
         f"\n[bold]4. Repair:[/] {SECOND_VERSION} is slow, so {VERSION} serves again. What is wrong with it, and what helps?"

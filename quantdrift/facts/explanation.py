@@ -1,6 +1,7 @@
 """Why a slice alerts: the part of an alert's event that compares the time before the onset with the time since. Flat."""
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -263,6 +264,14 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def _is_json_value(value: Any) -> bool:
     """Return whether JSON can hold the value: an infinite standard error, of a single exchange, it cannot."""
     return not isinstance(value, float) or math.isfinite(value)
+
+
+def explanation_of(details: Mapping[str, Any]) -> Explanation:
+    """Return the explanation in `details`; an empty one where they hold none."""
+    try:
+        return msgspec.convert(details, Explanation)
+    except msgspec.ValidationError:
+        return Explanation()
 
 
 _PARTS: Final = {DamageCause.DAMAGE: "damage", DamageCause.INPUT_SHIFT: "shift", DamageCause.UNSEEN: "unseen"}

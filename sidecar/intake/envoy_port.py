@@ -53,7 +53,7 @@ class UnfinishedMessages:
         self._left = 0  # of the content of a frame
         self._stream = 0  # of a DATA frame, else 0
         self._ends = False
-        self._streams: dict[int, _Message] = {}
+        self._streams: dict[int, _PartialMessage] = {}
 
     def feed(self, data: bytes) -> None:
         """Follow the next bytes of the client.
@@ -96,7 +96,7 @@ class UnfinishedMessages:
             self._drop(stream & _STREAM)
 
     def _content(self, data: bytes, start: int, stop: int) -> None:
-        message = self._streams.pop(self._stream, None) or _Message()
+        message = self._streams.pop(self._stream, None) or _PartialMessage()
         self.n_bytes -= message.n_bytes
         message.feed(data, start, stop)
         if message.n_bytes:
@@ -111,7 +111,7 @@ class UnfinishedMessages:
             self.n_bytes -= message.n_bytes
 
 
-class _Message:
+class _PartialMessage:
     """The unfinished message of a stream; `n_bytes` of it have arrived, 0: it is between two messages."""
 
     __slots__ = ("_head", "_left", "n_bytes")

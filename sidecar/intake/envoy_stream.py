@@ -77,7 +77,7 @@ class StreamLimits:
             _LOG.warning("Envoy sent an incomplete exchange. If all are incomplete: %s", advice.value)
 
 
-class _State(Enum):
+class _StreamPhase(Enum):
     HEADERS = auto()  # the headers have not arrived
     BODY = auto()
     ENDED = auto()
@@ -92,7 +92,7 @@ class _Half:
         self.headers: dict[str, str] = {}
         self.pieces: list[bytes] = []
         self.n_bytes = 0
-        self.state = _State.HEADERS
+        self.state = _StreamPhase.HEADERS
 
 
 class ExchangeStream:
@@ -154,12 +154,12 @@ class ExchangeStream:
         elif kind == "response_body":
             self._on_body(self._response, message.response_body)
         elif kind == "request_trailers":
-            self._request.state = _State.ENDED  # they are not used
+            self._request.state = _StreamPhase.ENDED  # they are not used
         elif kind == "response_trailers":
             self._on_trailers(message.response_trailers)
         elif kind == "request_headers":
             self._lose(Loss.FRAMING)  # other kinds of messages, which Envoy may add, are ignored
-        if self._request.state is self._response.state is _State.ENDED:
+        if self._request.state is self._response.state is _StreamPhase.ENDED:
             self._hand_over()
         return self._sampled is not None
 
@@ -187,20 +187,20 @@ class ExchangeStream:
         if not message.observability_mode:
             self._limits.log_advice(FilterAdvice.MODE)
             return self._lose(Loss.FRAMING)
-        self._request.state = _State.ENDED if request_headers.end_of_stream else _State.BODY
+        self._request.state = _StreamPhase.ENDED if request_headers.end_of_stream else _StreamPhase.BODY
         return self._charge(STREAM_BYTES + len(self._sampled.head))
 
     def _on_response_headers(self, response_headers: wire.HttpHeaders) -> None:
-        if self._response.state is not _State.HEADERS:
+        if self._response.state is not _StreamPhase.HEADERS:
             self._lose(Loss.FRAMING)
             return
         status = _fields(response_headers.headers, self._response).get(":status", "")
         self._status = int(status) if status.isdecimal() else 0
-        self._response.state = _State.ENDED if response_headers.end_of_stream else _State.BODY
+        self._response.state = _StreamPhase.ENDED if response_headers.end_of_stream else _StreamPhase.BODY
         self._charge(response_headers.ByteSize())
 
     def _on_body(self, half: _Half, body: wire.HttpBody) -> None:
-        if half.state is not _State.BODY:
+        if half.state is not _StreamPhase.BODY:
             self._lose(Loss.FRAMING)
             return
         if body.body:
@@ -214,14 +214,14 @@ class ExchangeStream:
             half.pieces.append(body.body)
             half.n_bytes += n_bytes
         if body.end_of_stream:
-            half.state = _State.ENDED
+            half.state = _StreamPhase.ENDED
 
     def _on_trailers(self, message: wire.HttpTrailers) -> None:
-        if self._response.state is not _State.BODY:
+        if self._response.state is not _StreamPhase.BODY:
             self._lose(Loss.FRAMING)
             return
         _fields(message.trailers, self._response)
-        self._response.state = _State.ENDED
+        self._response.state = _StreamPhase.ENDED
         self._charge(message.ByteSize())
 
     def _hand_over(self) -> None:
@@ -252,7 +252,7 @@ class ExchangeStream:
     def _lose(self, loss: Loss) -> bool:
         """Count the exchange as lost if there is one; return False, since no more messages are needed."""
         if self._sampled is not None:
-            is_whole = self._request.state is _State.ENDED
+            is_whole = self._request.state is _StreamPhase.ENDED
             self._gateway.lose(self._sampled, loss, b"".join(self._request.pieces) if is_whole else None)
             self._sampled = None
         self._release()
@@ -266,9 +266,9 @@ class ExchangeStream:
 
     def _advise(self) -> None:
         """Log advice if the configuration of Envoy may be the reason for the missing part."""
-        if self._response.state is not _State.BODY:
+        if self._response.state is not _StreamPhase.BODY:
             return
-        if self._request.state is _State.BODY and not self._request.n_bytes:
+        if self._request.state is _StreamPhase.BODY and not self._request.n_bytes:
             self._limits.log_advice(FilterAdvice.BODIES)
         elif self._version == _HTTP2 and self._response.n_bytes:
             self._limits.log_advice(FilterAdvice.TRAILERS)

@@ -64,7 +64,7 @@ class EventPair(msgspec.Struct, frozen=True, kw_only=True):
     response: bytes
 
 
-class _State(Enum):
+class _HalfState(Enum):
     WAITING = auto()  # one half has arrived
     UNWANTED = auto()  # the request was not sampled: its response is to be dropped
     AMBIGUOUS = auto()  # the key arrived twice: everything with it is to be dropped
@@ -73,7 +73,7 @@ class _State(Enum):
 class _Entry(msgspec.Struct):
     since_s: float
     n_bytes: int
-    state: _State = _State.WAITING
+    state: _HalfState = _HalfState.WAITING
     request: PendingRequest | None = None
     response: bytes | None = None
 
@@ -124,7 +124,7 @@ class EventPairs:
         """
         entry = self._entries.get(key)
         if entry is None:
-            state = _State.UNWANTED if request is None else _State.WAITING
+            state = _HalfState.UNWANTED if request is None else _HalfState.WAITING
             n_bytes = 0 if request is None else len(request.body) + len(request.sampled.head)
             self._put(key, _Entry(now_s, n_bytes, state, request))
             return None, []
@@ -143,7 +143,7 @@ class EventPairs:
             return None, []
         if entry.response is not None:
             return None, self._mark_ambiguous(entry)
-        if entry.state is not _State.AMBIGUOUS:
+        if entry.state is not _HalfState.AMBIGUOUS:
             self._drop(key)
         return None if entry.request is None else EventPair(request=entry.request, response=response), []
 
@@ -175,7 +175,7 @@ class EventPairs:
     def _mark_ambiguous(self, entry: _Entry) -> list[PendingRequest]:
         dropped = [] if entry.request is None else [entry.request]
         self.held_bytes -= entry.n_bytes
-        entry.state, entry.n_bytes, entry.request, entry.response = _State.AMBIGUOUS, 0, None, None
+        entry.state, entry.n_bytes, entry.request, entry.response = _HalfState.AMBIGUOUS, 0, None, None
         return dropped
 
 

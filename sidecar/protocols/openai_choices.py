@@ -21,7 +21,7 @@ _Index = Annotated[int, Meta(ge=0, lt=1024)]
 _TokenId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class _Function(msgspec.Struct):
+class _CalledFunction(msgspec.Struct):
     name: str | None = None
     arguments: str | None = None
 
@@ -30,26 +30,26 @@ class _Call(msgspec.Struct):
     index: _Index | None = None
     id: str | None = None
     type: str | None = None
-    function: _Function | None = None
+    function: _CalledFunction | None = None
 
 
-class _Message(msgspec.Struct):
+class _ServedMessage(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[_Call] | None = None
-    function_call: _Function | None = None  # the predecessor of tool_calls
+    function_call: _CalledFunction | None = None  # the predecessor of tool_calls
 
 
-class _Likely(msgspec.Struct):
+class _ServedToken(msgspec.Struct):
     token: str
     logprob: float | None = None
     bytes: list[Annotated[int, Meta(ge=0, le=255)]] | None = None
 
 
-class _Token(_Likely):
-    top_logprobs: list[_Likely] | None = None
+class _Token(_ServedToken):
+    top_logprobs: list[_ServedToken] | None = None
 
 
 class _Logprobs(msgspec.Struct):
@@ -61,10 +61,10 @@ class _Logprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float | None] | None] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ServedChoice(msgspec.Struct):
     index: _Index
-    message: _Message | None = None
-    delta: _Message | None = None
+    message: _ServedMessage | None = None
+    delta: _ServedMessage | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
@@ -72,14 +72,14 @@ class _Choice(msgspec.Struct):
     prompt_token_ids: list[_TokenId] | None = None
 
 
-class _Usage(msgspec.Struct):
+class _ServedUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
 class _Piece(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+    choices: list[_ServedChoice] = []
+    usage: _ServedUsage | None = None
     prompt_token_ids: list[_TokenId] | None = None
     error: Any = None
 
@@ -95,9 +95,9 @@ class _Joined:
         self.token_ids: list[int] | None = None
         self.prompt_token_ids: list[int] | None = None
 
-    def add(self, choice: _Choice) -> None:
+    def add(self, choice: _ServedChoice) -> None:
         """Add a piece."""
-        message = choice.message or choice.delta or _Message()
+        message = choice.message or choice.delta or _ServedMessage()
         self._append_text("text", message.content if choice.text is None else choice.text)
         self._append_text("reasoning", message.reasoning_content or message.reasoning)
         self._append_text("refusal", message.refusal)
@@ -126,7 +126,7 @@ class _Joined:
             self.texts.setdefault(name, []).append(text)
 
     def _append_call(self, index: int, piece: _Call) -> None:
-        function = piece.function or _Function()
+        function = piece.function or _CalledFunction()
         call = self.calls.setdefault(index, {"id": "", "type": "function", "name": [], "arguments": []})
         call["id"] = piece.id or call["id"]
         call["type"] = piece.type or call["type"]
@@ -147,7 +147,7 @@ class JoinedPieces:
         self._max_values = max_values
         self._choices: dict[int, _Joined] = {}
         self._prompt_token_ids: list[int] | None = None
-        self._usage: _Usage | None = None
+        self._usage: _ServedUsage | None = None
 
     def add(self, document: Mapping[str, Any]) -> None:
         """Add a piece: a chunk of a stream, or the whole response.
@@ -239,7 +239,7 @@ class JoinedPieces:
         shape = (len(tokens), width)
         if math.prod(shape) > self._max_values:
             raise LostError(Loss.TOO_LARGE, f"more than {self._max_values} values in top_logprobs")
-        filler = _Likely(token="")
+        filler = _ServedToken(token="")
         rows = [token.top_logprobs or [] for token in tokens]
         flat = [likely for row in rows for likely in (*row, *([filler] * (width - len(row))))]
         names = pack_values([_token_bytes(likely) for likely in flat], "BYTES")
@@ -281,13 +281,13 @@ def _tokens(logprobs: _Logprobs) -> Iterable[_Token] | None:
         _Token(
             token=token,
             logprob=value,
-            top_logprobs=[_Likely(token=name, logprob=logprob) for name, logprob in (top or {}).items()],
+            top_logprobs=[_ServedToken(token=name, logprob=logprob) for name, logprob in (top or {}).items()],
         )
         for token, value, top in zip(logprobs.tokens, values, tops, strict=True)
     ]
 
 
-def _token_bytes(token: _Likely) -> str | bytes:
+def _token_bytes(token: _ServedToken) -> str | bytes:
     """Return the bytes of a token if given, else its text, in which invalid bytes may have been replaced."""
     return token.token if token.bytes is None else bytes(token.bytes)
 

@@ -403,7 +403,7 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
         Postgres is not available.
     """
     await connection.execute(text("set transaction isolation level repeatable read, read only"))
-    figures = _Found()
+    figures = _FlowFigures()
     totals = await _read_tallies(connection, figures, begin)
     for statement in _STEPS:
         for row in await _rows(connection, statement, begin=begin):
@@ -451,7 +451,9 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
     )
 
 
-async def _read_tallies(connection: AsyncConnection, found: "_Found", begin: datetime) -> list[RowMapping]:
+async def _read_tallies(
+    connection: AsyncConnection, found: "_FlowFigures", begin: datetime
+) -> list[RowMapping]:
     """Add the counts of the sidecars, and return the newest tally of each of their starts and strata."""
     totals = await _rows(connection, _TOTALS)
     for row in totals:
@@ -464,7 +466,7 @@ async def _read_tallies(connection: AsyncConnection, found: "_Found", begin: dat
     return totals
 
 
-async def _read_verdicts(connection: AsyncConnection, found: "_Found", begin: datetime) -> None:
+async def _read_verdicts(connection: AsyncConnection, found: "_FlowFigures", begin: datetime) -> None:
     """Add the verdicts, and what makes them doubtful."""
     for row in await _rows(connection, _VERDICTS, begin=begin):
         found.verdicts.setdefault(row["model"], {})[row["verdict"]] = row["n"]
@@ -479,7 +481,7 @@ async def _read_verdicts(connection: AsyncConnection, found: "_Found", begin: da
         found.contradictions[row["model"]] = tuple(row["doubts"])
 
 
-async def _read_rates(connection: AsyncConnection, found: "_Found") -> None:
+async def _read_rates(connection: AsyncConnection, found: "_FlowFigures") -> None:
     """Add how fast exchanges come and leave at present."""
     now = await connection.scalar(text("select now()"))
     coming, leaving = [
@@ -490,7 +492,7 @@ async def _read_rates(connection: AsyncConnection, found: "_Found") -> None:
         found.rates[model] = FlowRates(coming=coming.get(model, 0.0), leaving=leaving.get(model, 0.0))
 
 
-class _Found:
+class _FlowFigures:
     """The figures that were read, by model and step."""
 
     def __init__(self) -> None:

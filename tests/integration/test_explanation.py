@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config, Model, Monitor
-from quantdrift.facts.explanation import Explanation
+from quantdrift.facts.explanation import Explanation, explanation_of
 from quantdrift.facts.words.text import AlertText
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.fold import Fold
@@ -93,7 +93,7 @@ async def alerts(record: asyncpg.Connection) -> dict[int, Explanation]:
     rows = await record.fetch(
         f"select a.slice_id, {DETAILS} as details from alert a {LAST_EVENT} where a.resolved_at is null"
     )
-    return {row["slice_id"]: msgspec.json.decode(row["details"], type=Explanation) for row in rows}
+    return {row["slice_id"]: explanation_of(msgspec.json.decode(row["details"])) for row in rows}
 
 
 async def story(database: Database, record: asyncpg.Connection, draw: Draw, *, at_once: int = 16) -> None:
@@ -131,7 +131,7 @@ async def test_damage_in_a_small_slice_explains_the_larger_ones(
     assert "Numeric damage" in (await texts(record))[DARK]
     for slice_id, verdict, *_, details in await told(record):
         assert details["verdict"] == verdict
-        if msgspec.convert(details, Explanation).explained_by:
+        if explanation_of(details).explained_by:
             # A page is never hidden behind a ticket, and stays a page.
             assert slice_id in {ALL, FAINT}
             assert "Look at the alert of dark: without" in (await texts(record))[slice_id]
@@ -357,7 +357,7 @@ async def test_an_alert_that_cannot_be_explained_goes_out_and_says_so(
     assert events
     assert await record.fetchval("select count(*) from outbox") == len(events)
     for slice_id, *_, details in events:
-        assert msgspec.convert(details, Explanation).unexplained
+        assert explanation_of(details).unexplained
         assert "Not explained" in (await texts(record))[slice_id]
 
 

@@ -134,7 +134,7 @@ class _Task(NamedTuple):
     wanted: WantedData
 
 
-class _Found(NamedTuple):
+class _FoundPlaces(NamedTuple):
     """Places, files of reports, and places that were not finished."""
 
     places: list[StoredPlace]
@@ -248,7 +248,7 @@ def _check_not_declared(config: Config, wanted: WantedData) -> None:
             )
 
 
-async def _find(task: _Task, step: Callable[[str], None]) -> _Found:
+async def _find(task: _Task, step: Callable[[str], None]) -> _FoundPlaces:
     from quantdrift.core.stream.connection import Queue
     from quantdrift.storage.database import Database
     from quantdrift.storage.privacy import STATEMENT_TIMEOUT_S, Search
@@ -265,12 +265,12 @@ async def _find(task: _Task, step: Callable[[str], None]) -> _Found:
     finally:
         await queue.close()
     opened.check()
-    return _Found(places, sorted(search.files))
+    return _FoundPlaces(places, sorted(search.files))
 
 
 async def _erase(
     task: _Task, found: list[StoredPlace], reason: str, step: Callable[[str], None], clock: Clock
-) -> _Found:
+) -> _FoundPlaces:
     """Erase twice: what workers had in hand, and what the monitor wrote about a slice that ended, comes in between."""
     from quantdrift.core.stream.config import LONGEST_S
     from quantdrift.core.stream.connection import Queue
@@ -325,7 +325,7 @@ async def _erase(
             )
     finally:
         await queue.close()
-    return _Found(erased, sorted(search.files), left)
+    return _FoundPlaces(erased, sorted(search.files), left)
 
 
 async def _pass(
@@ -355,7 +355,7 @@ def _sum(first: list[StoredPlace], second: list[StoredPlace]) -> list[StoredPlac
     return list(places.values())
 
 
-def _show(found: _Found, key: str, *, as_json: bool, done: bool = False) -> None:
+def _show(found: _FoundPlaces, key: str, *, as_json: bool, done: bool = False) -> None:
     if as_json:
         emit(
             {

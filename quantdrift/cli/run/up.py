@@ -131,7 +131,7 @@ async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, 
         Another `up` uses the same data directory, or it cannot be created.
     """
     with _exclusive(data):
-        return await _Supervisor(config_path, config, data, only, stop).run()
+        return await _UpSupervisor(config_path, config, data, only, stop).run()
 
 
 def ask_restart(data: Path, names: Sequence[str]) -> None:
@@ -380,7 +380,7 @@ class _Process:
             _say(line, 2, self.name)
 
 
-class _Supervisor:
+class _UpSupervisor:
     def __init__(
         self, config_path: Path, config: Config, data: Path, only: tuple[str, ...], stop: Stop
     ) -> None:

@@ -66,8 +66,8 @@ class HttpPort:
     """
 
     def __init__(self, app: web.Application, limits: PortLimits = LIMITS, **options: Any) -> None:
-        self._usage = _Usage(limits)
-        self._connections: dict[web.RequestHandler, _Connection] = {}
+        self._usage = _PortUsage(limits)
+        self._connections: dict[web.RequestHandler, _PortConnection] = {}
         self._server: asyncio.Server | None = None
 
         @web.middleware
@@ -128,21 +128,23 @@ class HttpPort:
             self._server.close()
         await self._runner.cleanup()
 
-    def _accept(self) -> "_Connection":
+    def _accept(self) -> "_PortConnection":
         assert self._runner.server is not None
-        return _Connection(self._runner.server, self._usage, self._connections)
+        return _PortConnection(self._runner.server, self._usage, self._connections)
 
 
-class _Usage:
+class _PortUsage:
     """Connections and buffered bytes of a port, against its limits."""
 
     def __init__(self, limits: PortLimits) -> None:
         self.limits = limits
-        self._open: set[_Connection] = set()
-        self._waiting: dict[_Connection, None] = {}  # without a complete request, the longest waiting first
+        self._open: set[_PortConnection] = set()
+        self._waiting: dict[
+            _PortConnection, None
+        ] = {}  # without a complete request, the longest waiting first
         self._heads_bytes = 0
 
-    def enter(self, connection: "_Connection") -> bool:
+    def enter(self, connection: "_PortConnection") -> bool:
         """Add a new connection; return whether the limit allows it."""
         if len(self._open) >= self.limits.connections:
             _LOG.warning(
@@ -156,17 +158,17 @@ class _Usage:
         self.wait(connection)
         return True
 
-    def leave(self, connection: "_Connection") -> None:
+    def leave(self, connection: "_PortConnection") -> None:
         """Remove a connection."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
-    def wait(self, connection: "_Connection") -> None:
+    def wait(self, connection: "_PortConnection") -> None:
         """Record that a connection has no complete request from now on."""
         self._waiting.pop(connection, None)
         self._waiting[connection] = None
 
-    def work(self, connection: "_Connection") -> None:
+    def work(self, connection: "_PortConnection") -> None:
         """Record that a connection has a complete request."""
         self._waiting.pop(connection, None)
 
@@ -189,11 +191,11 @@ class _Usage:
         return True
 
 
-class _Connection(asyncio.Protocol):
+class _PortConnection(asyncio.Protocol):
     """One connection: gives aiohttp a head once it is complete, and the body once its request is being handled."""
 
     def __init__(
-        self, server: web.Server, usage: _Usage, connections: "dict[web.RequestHandler, _Connection]"
+        self, server: web.Server, usage: _PortUsage, connections: "dict[web.RequestHandler, _PortConnection]"
     ) -> None:
         self._handler = server()
         self._usage = usage

@@ -34,7 +34,7 @@ _STOP_S = 10.0
 _LOG_BYTES = 4096
 
 
-class _Info(msgspec.Struct, frozen=True):
+class _ServerInfo(msgspec.Struct, frozen=True):
     """The INFO line that the server sends to each client."""
 
     server_name: str = ""
@@ -406,7 +406,7 @@ def _port_if_ready(data_dir: Path, pid: int, name: str) -> int | None:
         port = int(ports.nats[0].rpartition(":")[2])
         with socket.create_connection((_HOST, port), timeout=1) as connection:
             line = connection.makefile("rb").readline()
-        info = msgspec.json.decode(line.removeprefix(b"INFO "), type=_Info)
+        info = msgspec.json.decode(line.removeprefix(b"INFO "), type=_ServerInfo)
     except (OSError, msgspec.MsgspecError, IndexError):
         return None
     return port if info.server_name == name and info.jetstream else None

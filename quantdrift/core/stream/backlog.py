@@ -69,7 +69,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     read_at: datetime | None = None
 
 
-class _State(msgspec.Struct, frozen=True):
+class _StreamState(msgspec.Struct, frozen=True):
     messages: int = 0
     bytes: int = 0
     first_seq: int = 1
@@ -104,7 +104,7 @@ class _Purged(msgspec.Struct, frozen=True):
 
 
 class _Info(msgspec.Struct, frozen=True):
-    state: _State | None = None
+    state: _StreamState | None = None
     ts: datetime | None = None
 
 
@@ -212,7 +212,7 @@ async def _consumer(queue: Queue, model: str) -> _Consumer:
     return await _asked(queue, f"CONSUMER.INFO.{stream}.{durable}", b"", _Consumer)
 
 
-def _counts(queue: Queue, state: _State) -> dict[str, int]:
+def _counts(queue: Queue, state: _StreamState) -> dict[str, int]:
     """Return the number of stored messages of each model."""
     prefix = f"{queue.stream_name('exchange')}.exchange."
     return {model_of(subject.removeprefix(prefix)): n for subject, n in (state.subjects or {}).items()}

@@ -204,7 +204,7 @@ def _read(line: bytes) -> dict[str, Any]:
         raise nats.errors.Error("this is not a NATS server: its first line is not INFO") from error
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _PublishAnswer(msgspec.Struct, frozen=True):
     error: dict[str, int | str] | None = None
 
 
@@ -254,7 +254,7 @@ class Acknowledged:
         if message.headers and message.headers.get(Header.STATUS.value) == _NO_RESPONDERS:
             raise nats.js.errors.NoStreamResponseError
         if _ERROR in message.data:
-            error = msgspec.json.decode(message.data, type=_Answer).error
+            error = msgspec.json.decode(message.data, type=_PublishAnswer).error
             if error is not None:
                 raise nats.js.errors.APIError.from_error(error)
 

@@ -123,7 +123,7 @@ def bound_models(name: str, answer: bytes) -> str:
         What NATS says at `OWN_RIGHTS`.
     """
     try:
-        allowed = msgspec.json.decode(answer, type=_Answer).data.permissions.publish.allow
+        allowed = msgspec.json.decode(answer, type=_RightsAnswer).data.permissions.publish.allow
     except msgspec.DecodeError:
         return ""
     start, end = f"{name}.tally.", ".*.*"
@@ -139,12 +139,12 @@ class _Permissions(msgspec.Struct, frozen=True):
     publish: _Subjects = _Subjects()
 
 
-class _User(msgspec.Struct, frozen=True):
+class _UserRights(msgspec.Struct, frozen=True):
     permissions: _Permissions = _Permissions()
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    data: _User = _User()
+class _RightsAnswer(msgspec.Struct, frozen=True):
+    data: _UserRights = _UserRights()
 
 
 def _reading(stream: str) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ _LOG = logging.getLogger(__name__)
 MOST_MEASURES: Final = 64
 
 
-class _Found(msgspec.Struct, frozen=True, kw_only=True):
+class _Explained(msgspec.Struct, frozen=True, kw_only=True):
     """An explanation, and the slices of earlier alerts that the new one explains with the names of what explains each."""
 
     explanation: Explanation
@@ -122,7 +122,7 @@ class Explainer:
         *,
         number: int,
         ending_s: float,
-    ) -> _Found:
+    ) -> _Explained:
         """Explain one alert, or say why not."""
         why, outcome = "", "explained"
         if number >= MOST:
@@ -145,11 +145,11 @@ class Explainer:
         # An alert that gets worse keeps the explanation that it has.
         stored = alerting.stored_explanation((row.model_version_id, row.slice_id))
         keeps = row.episode is Episode.ESCALATE and stored.n_window_after
-        return _Found(explanation=stored if keeps else Explanation(unexplained=why))
+        return _Explained(explanation=stored if keeps else Explanation(unexplained=why))
 
     async def _explained(
         self, evidence: Evidence, row: TransitionRow, alerting: AlertingSlices, catalog: Catalog
-    ) -> _Found:
+    ) -> _Explained:
         version = catalog.versions[row.model_version_id]
         everything = next(
             entry.id
@@ -222,7 +222,7 @@ class Explainer:
             explains_ids=tuple(explained),
         )
         moved = Moves() if is_slow else await _moved(evidence, row, before_window)
-        return _Found(
+        return _Explained(
             explanation=msgspec.structs.replace(
                 explanation,
                 moved=tuple(entry.name for entry in moved.found),
@@ -416,7 +416,7 @@ def _estimates(**parts: MovePart) -> dict[str, float]:
 
 
 def _with_explanations(
-    outcome: FoldResult, found: dict[int, _Found], alerting: AlertingSlices, catalog: Catalog
+    outcome: FoldResult, found: dict[int, _Explained], alerting: AlertingSlices, catalog: Catalog
 ) -> FoldResult:
     """Return the outcome with explanations in its alerts; what concerns an earlier alert becomes a note on it."""
     rows, notes = list(outcome.transitions), alerting.notes_on_ended()

@@ -120,7 +120,7 @@ _STEPPING: Final = (
 _MOST_REST: Final = 4_096
 
 
-class _Step(msgspec.Struct, frozen=True, kw_only=True):
+class _SearchStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the greedy search; shares are of the loss of the half on which it was judged."""
 
     site: int
@@ -156,7 +156,7 @@ class _Exemplars:
         return flips
 
     def placebos(
-        self, restored: Iterable[int], n_placebos: int, rng: Generator, runs: "_Counted"
+        self, restored: Iterable[int], n_placebos: int, rng: Generator, runs: "_CountedRuns"
     ) -> list[Values]:
         """Return the losses with some sites in FP32 and all other scales changed at random, for each placebo."""
         losses = []
@@ -276,7 +276,7 @@ def diagnose(
     again = 2 * _CHOSEN if len(copy.sites) > _MANY else 0
     n_placebos = _PLACEBOS_ALONE if keep_aside and not len(fresh) else _PLACEBOS
     n_runs = 2 * (len(copy.sites) + again) + _MOST_NAMED * (_LEADERS + n_placebos) + n_placebos
-    runs = _Counted(progress, n_runs)
+    runs = _CountedRuns(progress, n_runs)
     one_off, one_on = _alone(copy, exemplars, runs)
     rows = np.setdiff1d(np.arange(n_items), fresh)[:_MOST_REST]
     rest = _Fresh(copy, compare, _taken(inside, rows), _taken(expected, rows)) if damaged is None else None
@@ -473,7 +473,7 @@ def _loss(found: Divergences, cap: float) -> Values:
     return np.minimum(np.nan_to_num(found.divergence, nan=cap, posinf=cap), cap)
 
 
-class _Counted:
+class _CountedRuns:
     """Counts runs for a progress bar."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
@@ -491,7 +491,7 @@ class _Counted:
             self._progress(self._total, self._total)
 
 
-def _alone(copy: Copy, exemplars: _Exemplars, runs: _Counted) -> tuple[Values, Values]:
+def _alone(copy: Copy, exemplars: _Exemplars, runs: _CountedRuns) -> tuple[Values, Values]:
     """Return the exemplars' loss with each site alone in FP32, and with each alone quantised : (sites,), as shares."""
     off, on = np.empty(len(copy.sites)), np.empty(len(copy.sites))
 
@@ -525,14 +525,14 @@ def _greedy(
     rest: "_Fresh | None",
     budget: float,
     rng: Generator,
-    runs: _Counted,
-) -> list[_Step]:
+    runs: _CountedRuns,
+) -> list[_SearchStep]:
     """Return the steps of the greedy search; the last one is not named, if the damage did not end before.
 
     It ends where the flips of `rest` are within the budget; None: there are only exemplars, and it ends where a tenth of their loss is left.
     """
     tried = _leading(one_off, one_on, _LEADERS)
-    steps: list[_Step] = []
+    steps: list[_SearchStep] = []
     current: list[int] = []
     before = exemplars.base
     while tried and len(steps) < _MOST_NAMED:
@@ -572,13 +572,15 @@ def _healed(before: Flags | None, after: Flags | None) -> float:
 
 def _judged(
     exemplars: _Exemplars, before: Values, losses: Mapping[int, Values], placebos: Sequence[Values]
-) -> _Step:
+) -> _SearchStep:
     """Return the best site, chosen on one half and judged on the other."""
     judged = []
     for chosen_on, judged_on in ((0, 1), (1, 0)):
         site = min(losses, key=lambda choice: exemplars.share(losses[choice], chosen_on))
         placebo = max(exemplars.share(before - loss, judged_on) for loss in placebos)
-        step = _Step(site=site, restores=exemplars.share(before - losses[site], judged_on), placebo=placebo)
+        step = _SearchStep(
+            site=site, restores=exemplars.share(before - losses[site], judged_on), placebo=placebo
+        )
         judged.append((step.is_named, -exemplars.share(losses[site]), step))
     return max(judged, key=lambda choice: choice[:2])[2]
 
@@ -606,7 +608,7 @@ class _Fresh:
         return None if flip is None else float(flip.mean())
 
 
-def _healing(steps: Sequence[_Step], left: _Fresh, alpha: float) -> list[_Step]:
+def _healing(steps: Sequence[_SearchStep], left: _Fresh, alpha: float) -> list[_SearchStep]:
     """Return the steps up to the last one that heals more than it breaks; all of them where no items were kept aside.
 
     A step is compared with the last one before it that does: of two faults that hide each other, the first may heal nothing alone.
@@ -662,7 +664,7 @@ def _clipping(
     left: _Fresh,
     alpha: float,
     rng: Generator,
-    runs: _Counted,
+    runs: _CountedRuns,
 ) -> Clipping | None:
     """Return the ranges that clip beside the restored sites, if together they restore more than chance and half of what is left."""
     numbers = sorted({number for number, use in uses.damaged.items() if _saturates(use)}.difference(restored))
@@ -709,7 +711,7 @@ def _clipped(site: Site, number: int, uses: _Uses) -> Clipped:
 
 def _blamed(
     copy: Copy,
-    steps: Sequence[_Step],
+    steps: Sequence[_SearchStep],
     *,
     uses: _Uses,
     origins: Origins,

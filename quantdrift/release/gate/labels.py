@@ -69,7 +69,7 @@ class _Exchange(msgspec.Struct, kw_only=True):
     values: dict[int, int]
 
 
-class _Group(msgspec.Struct, kw_only=True):
+class _LabelledGroup(msgspec.Struct, kw_only=True):
     """A group of exchanges that is one observation: when it began, its session if it is one, its weight and its exchanges."""
 
     began_at: datetime
@@ -100,7 +100,7 @@ class ExpectedLabels:
         self.forgotten = 0
         self._numbers = {name: number for number, name in enumerate(classes)}
         self._session, self._most = session, most
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _LabelledGroup] = {}
         self._of: dict[UUID, str] = {}
         self._newest: dict[str, str] = {}  # the group of a session, by the name of the session
 
@@ -136,7 +136,9 @@ class ExpectedLabels:
         group = self._groups.get(name)
         if group is None or self._is_over(group, at):
             name = exchange.hex  # a session is called like its first exchange
-            group = self._groups[name] = _Group(began_at=at, session=session, weight=weight, exchanges={})
+            group = self._groups[name] = _LabelledGroup(
+                began_at=at, session=session, weight=weight, exchanges={}
+            )
             if session:
                 self._newest[session] = name
         group.weight = weight
@@ -169,10 +171,10 @@ class ExpectedLabels:
             if total.sum() <= 1 + ROUNDING:
                 yield total
 
-    def _is_over(self, group: _Group, at: datetime) -> bool:
+    def _is_over(self, group: _LabelledGroup, at: datetime) -> bool:
         return not group.session or at - group.began_at > self._session
 
-    def _pop(self, name: str) -> _Group:
+    def _pop(self, name: str) -> _LabelledGroup:
         group = self._groups.pop(name)
         for exchange in group.exchanges:
             del self._of[exchange]
@@ -181,7 +183,7 @@ class ExpectedLabels:
         return group
 
 
-def _weights(group: _Group) -> FloatArray:
+def _weights(group: _LabelledGroup) -> FloatArray:
     """Return the weights of a group by value: for each part the mean over its exchanges with labels, over its rate."""
     parts: dict[float, list[FloatArray]] = {}
     for exchange in group.exchanges.values():

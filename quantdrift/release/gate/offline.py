@@ -246,7 +246,7 @@ def compared(
         yield _joined(items, steps)
 
 
-class _Step(msgspec.Struct, frozen=True, kw_only=True):
+class _ComparedRows(msgspec.Struct, frozen=True, kw_only=True):
     """What was found of some rows of a file, as in `Compared`."""
 
     features: list[dict[str, float]]
@@ -259,7 +259,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
 
 def _step(
     sides: ComparedModels, items: RecordedItems, rows: slice, rules: Sequence[Slice], learned: LearnedItems
-) -> _Step:
+) -> _ComparedRows:
     """Run all models on some rows of a file, and compare them."""
     model = sides.reference.model
     where = f"{items.path}, rows {rows.start} to {rows.stop - 1}"
@@ -286,7 +286,7 @@ def _step(
         raise OperatorError(f"{where}: {error.detail}") from error
     wanted = [rule for rule in rules if rule.feature]
     features = features_of(wanted, entry.inputs) if wanted else [{} for _ in range(entry.n_items)]
-    return _Step(
+    return _ComparedRows(
         features=features,
         flip=flip,
         served_flip=served,
@@ -490,7 +490,7 @@ def _tensor(name: str, array: Any) -> Tensor:
     return encode(name, datatype, array)
 
 
-def _joined(items: RecordedItems, steps: Sequence[_Step]) -> Compared:
+def _joined(items: RecordedItems, steps: Sequence[_ComparedRows]) -> Compared:
     served = [step.served_flip for step in steps if step.served_flip is not None]
     right = [step.right for step in steps if step.right is not None]
     return Compared(

@@ -57,11 +57,11 @@ def api_routes() -> Iterable[web.AbstractRouteDef]:
         web.get(f"{_BASE}/openapi.json", _document),
         web.get(f"{_BASE}/events", events),
         web.post(f"{_BASE}/labels", load_labels),
-        *(web.get(f"{_BASE}/{resource.name}", _Reader(resource).answer) for resource in RESOURCES),
+        *(web.get(f"{_BASE}/{resource.name}", _ResourceReader(resource).answer) for resource in RESOURCES),
     ]
 
 
-class _Reader:
+class _ResourceReader:
     """Answers requests for the rows of one resource."""
 
     def __init__(self, resource: Resource) -> None:

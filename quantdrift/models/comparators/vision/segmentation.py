@@ -48,7 +48,7 @@ MOST_LISTED = 16
 Counts = npt.NDArray[np.int64]
 
 
-class _Figures(msgspec.Struct, frozen=True, kw_only=True):
+class _ItemMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """The measures of one item; None where undefined."""
 
     divergence: float
@@ -118,7 +118,7 @@ class SegmentationComparator:
             )
         n_items = len(candidate)
         q_finite, p_finite = np.ones(n_items, dtype=np.bool_), np.ones(n_items, dtype=np.bool_)
-        figures: list[_Figures | None] = []
+        figures: list[_ItemMeasures | None] = []
         for item in range(n_items):
             q_map = self._reader.read(candidate[item], n_q, shape, "candidate") if read[0] else None
             p_map = self._reader.read(reference[item], n_p, shape, "reference") if read[1] else None
@@ -138,12 +138,12 @@ class SegmentationComparator:
         """Return the layout of a side, None if it is empty."""
         return None if is_empty(output) else self._reader.layout(output, side)
 
-    def _figures(self, candidate: ClassMap, reference: ClassMap) -> _Figures:
+    def _figures(self, candidate: ClassMap, reference: ClassMap) -> _ItemMeasures:
         n_classes = 1 + max(int(candidate.max()), int(reference.max()))
         equal = candidate == reference
         n_looked_at = int(np.count_nonzero((candidate >= 0) | (reference >= 0)))
         if not n_classes:
-            return _Figures(
+            return _ItemMeasures(
                 divergence=0.0,
                 changed=0.0,
                 boundary_loss=0.0,
@@ -160,7 +160,7 @@ class SegmentationComparator:
         ious = in_both[classes] / (in_q + in_p - in_both)[classes]
         scores = boundary_scores(candidate, reference, radius=self._options.boundary, n_classes=n_classes)
         worst = int(ious.argmin())
-        return _Figures(
+        return _ItemMeasures(
             divergence=float(1.0 - ious.mean()),
             changed=int(np.count_nonzero(~equal)) / n_looked_at,
             boundary_loss=float(1.0 - scores[classes].mean()),
@@ -171,7 +171,7 @@ class SegmentationComparator:
         )
 
 
-def _detail(figures: list[_Figures | None]) -> Mapping[str, Any]:
+def _detail(figures: list[_ItemMeasures | None]) -> Mapping[str, Any]:
     """Return the further measures by name : (items,) each, objects; None where undefined."""
     names = ("changed", "boundary_loss", "worst_iou", "worst_class", "gained", "lost")
     columns = {name: np.full(len(figures), None, dtype=object) for name in names}

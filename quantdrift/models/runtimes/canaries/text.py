@@ -37,7 +37,7 @@ _WORDS: Final = tuple(
 )
 
 
-class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CanaryLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     tools: tuple[dict[str, Any], ...] = ()
@@ -70,7 +70,7 @@ def read_texts(path: Path) -> list[ScoringRequest]:
         It cannot be read, or a line is not a prompt with its answer.
     """
     try:
-        lines = msgspec.json.Decoder(_Line).decode_lines(path.read_bytes())
+        lines = msgspec.json.Decoder(_CanaryLine).decode_lines(path.read_bytes())
     except OSError as error:
         raise OperatorError(f"{path} cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
@@ -133,7 +133,7 @@ def scored(runtime: ReferenceRuntime, inputs: Mapping[str, Array]) -> dict[str, 
     return {LOGPROBS: logprobs}
 
 
-def _scoring_request(path: Path, number: int, line: _Line) -> ScoringRequest:
+def _scoring_request(path: Path, number: int, line: _CanaryLine) -> ScoringRequest:
     prompts = (line.prompt, line.messages, line.prompt_ids)
     answers = (line.answer, line.answer_ids)
     if [sum(member is not None for member in side) for side in (prompts, answers)] != [1, 1]:

@@ -37,7 +37,7 @@ class _Output(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Any] | None = None
 
 
-class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+class _InferAnswer(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[_Output, ...]
 
 
@@ -119,7 +119,7 @@ def _tensors(json_length: str | None, body: bytes) -> list[Tensor]:
     length = int(json_length) if json_length and json_length.isdecimal() else len(body)
     tail, tensors = memoryview(body)[length:], []
     try:
-        for output in msgspec.json.decode(body[:length], type=_Answer).outputs:
+        for output in msgspec.json.decode(body[:length], type=_InferAnswer).outputs:
             size = (output.parameters or {}).get("binary_data_size")
             if output.data is None and isinstance(size, int) and 0 <= size <= len(tail):
                 data = bytes(tail[:size])

@@ -375,33 +375,33 @@ class EmbeddingsRuntime:
         return np.array([entry.embedding for entry in entries], dtype=np.float32)
 
 
-class _Function(msgspec.Struct):
+class _AnswerFunction(msgspec.Struct):
     name: str = ""
     arguments: str = ""
 
 
 class _Called(msgspec.Struct):
-    function: _Function = msgspec.field(default_factory=_Function)
+    function: _AnswerFunction = msgspec.field(default_factory=_AnswerFunction)
 
 
-class _Message(msgspec.Struct):
+class _AnswerMessage(msgspec.Struct):
     content: str | None = None
     tool_calls: list[_Called] | None = None
 
 
 class _AnswerChoice(msgspec.Struct):
-    message: _Message | None = None
+    message: _AnswerMessage | None = None
     text: str = ""
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct):
+class _AnswerUsage(msgspec.Struct):
     completion_tokens: int | None = None
 
 
 class _Answered(msgspec.Struct):
     choices: list[_AnswerChoice]
-    usage: _Usage | None = None
+    usage: _AnswerUsage | None = None
 
 
 class OpenAIAnswers:
@@ -455,7 +455,7 @@ def _own(response: _Answered, answer_request: FreeAnswerRequest) -> FreeAnswer:
     if not response.choices:
         raise unreadable("no choice")
     choice = response.choices[0]
-    message = choice.message or _Message(content=choice.text)
+    message = choice.message or _AnswerMessage(content=choice.text)
     return FreeAnswer(
         outcome=FreeAnswerOutcome.DONE,
         text=message.content or "",

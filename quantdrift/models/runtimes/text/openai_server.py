@@ -21,14 +21,14 @@ _JSON: Final = {"Content-Type": "application/json"}
 Response = TypeVar("Response")
 
 
-class _Model(msgspec.Struct):
+class _ListedModel(msgspec.Struct):
     id: str
     max_model_len: int | None = None
     root: str | None = None
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[_ListedModel]
 
 
 class _Version(msgspec.Struct):
@@ -135,7 +135,7 @@ class OpenAIServer:
         """Close the connection."""
         self._server.close()
 
-    def _served_model(self) -> _Model:
+    def _served_model(self) -> _ListedModel:
         models = self.ask("GET", "/v1/models", _Models).data
         served = next((model for model in models if model.id == self.name), None)
         if served is None:

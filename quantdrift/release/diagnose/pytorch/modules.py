@@ -58,7 +58,7 @@ def copy_of_modules(
         )
     runtime = reference_of(model, reference, threads)
     program, served = (load_candidate(model, candidate, factory) for _ in range(2))
-    search = _Search(program.module)
+    search = _ModuleSearch(program.module)
     search.layer("", program.module, runtime.module)
     if not search.sites:
         raise OperatorError(
@@ -92,7 +92,7 @@ class _Served(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     axis: int | None
 
 
-class _Search:
+class _ModuleSearch:
     """The search for sites; it puts their switches into the candidate.
 
     Parameters

@@ -53,7 +53,7 @@ def copy_of_program(model: Model, reference: Reference, candidate: Path, pin: st
     runtime = reference_of(model, reference, threads)
     module = program.module
     assert isinstance(module, GraphModule)
-    search = _Search(module, candidate, _Weights(runtime.module))
+    search = _ProgramSearch(module, candidate, _Weights(runtime.module))
     switched = search.switched()
     if not switched.sites:
         raise OperatorError(
@@ -133,7 +133,7 @@ class _Scale(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return part.reshape([-1 if dim == self.axis else 1 for dim in range(n_dims)])
 
 
-class _Search:
+class _ProgramSearch:
     """The search for pairs in a program; it puts a switch in the place of each."""
 
     def __init__(self, module: GraphModule, path: Path, reference: _Weights) -> None:
