@@ -176,8 +176,6 @@ def of_slice(
     ----------
     own
         Its level so far; None where that of the version applied.
-    version
-        The level of the version.
     bounds
         Of the mean noise of the slice, now, at SLICE_LOW_DELTA and SLICE_DELTA.
     """

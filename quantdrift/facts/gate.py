@@ -123,8 +123,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         The model's name.
     candidate
         Digest of the candidate: `sha256:...`.
-    slices
-        The answers.
     more
         About how many more groups the slice needs that needs the most: 0 where it is decided, None: more than anybody can wait for.
     checked_at

@@ -95,8 +95,6 @@ class MeasuredRepair(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    repair
-        The repair.
     result
         What it achieves.
     flips

@@ -89,8 +89,6 @@ def replay(assembled: AssembledBatch, *, most_items: int) -> list[Answer]:
 
     Parameters
     ----------
-    assembled
-        The batch.
     most_items
         Most items in one call of the reference.
 

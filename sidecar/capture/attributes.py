@@ -27,8 +27,6 @@ class Attributes:
     ----------
     capture
         Which headers, parameters and JSON paths are recorded, and which of them only as a keyed hash.
-    keyed_hash
-        That hash.
     max_value_bytes
         Longer values are cut.
     """

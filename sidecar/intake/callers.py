@@ -124,8 +124,6 @@ class Callers:
 
         Parameters
         ----------
-        way
-            The way in.
         endpoint
             The called endpoint, for the log.
         authorization

@@ -42,8 +42,6 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    config
-        The configuration.
     rows
         The stratum and model of each row of the table of counts: all that there have been since the start.
     paths

@@ -175,8 +175,6 @@ async def count_expired(database: Database, worker: str, gone_until: datetime) -
 
     Parameters
     ----------
-    database
-        The database.
     worker
         Name of this process.
     gone_until

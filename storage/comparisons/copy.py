@@ -70,8 +70,6 @@ def comparison_rows(
 
     Parameters
     ----------
-    compared
-        The exchange.
     batch_id, version_id, policy_id
         Ids of the rows that the comparisons refer to.
     slices

@@ -161,8 +161,6 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Parameters
     ----------
-    clustering
-        The clustering.
     made_at, made_by
         Time of the fit, and the user of the database who asked for it, or `monitor`.
     from_at, to_at, n_vectors

@@ -36,8 +36,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    value
-        The bytes.
     revision
         Rises with every `put`; it restarts if the bucket is created again.
     """

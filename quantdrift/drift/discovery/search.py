@@ -147,8 +147,6 @@ def search(
         items times `most_conditions` times 4 bytes.
     bounds
         By metric, the mean over its cap that a slice must exceed.
-    limits
-        The limits of the search.
     give_up
         Called repeatedly; the search ends once it returns True.
 

@@ -53,8 +53,6 @@ class BlockRun:
         The detector's run over a `GroupSequence`.
     states
         (N, size) before the block.
-    block
-        The observations.
     """
 
     def __init__(self, follow: Follow, states: FloatArray, block: ObservationBlock) -> None:

@@ -110,8 +110,6 @@ def self_noises(of_version: Sequence[FloorRow], of_slice: Sequence[FloorRow] | N
 
     Parameters
     ----------
-    of_version
-        The floors of the version.
     of_slice
         Those of the slice; None for the slice of all traffic.
     """

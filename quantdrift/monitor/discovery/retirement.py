@@ -112,8 +112,6 @@ def restored(
 
     Parameters
     ----------
-    rows
-        All discoveries.
     limits
         `most_slices`.
     reason

@@ -77,8 +77,6 @@ class VersionSearch(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    search
-        The result.
     origins
         The stored slice or discovery that each found slice matches, in the same order.
     """

@@ -65,8 +65,6 @@ def transition_row(
 
     Parameters
     ----------
-    place
-        The slice.
     change
         The verdicts before and after.
     metric, kind, state

@@ -65,8 +65,6 @@ def recorded(
         The files, and what their arrays are.
     rules
         The slice rules of the model.
-    chosen
-        The slice.
     progress
         Called with the number of bytes of each file that was read.
 
@@ -265,8 +263,6 @@ def all_recorded(
 
     Parameters
     ----------
-    config
-        The configuration.
     chosen
         The damaged slice.
     parts, layout, rules, progress
@@ -309,8 +305,6 @@ def exemplar_recording(
 
     Parameters
     ----------
-    config
-        The configuration.
     chosen
         The damaged slice.
     found

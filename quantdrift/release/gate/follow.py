@@ -50,8 +50,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         Name of the slice that is judged beside all traffic; empty: every slice.
     references
         Open, with those of the model.
-    candidate
-        The candidate.
     routes
         Names of slices, each with the model that serves it.
     asked

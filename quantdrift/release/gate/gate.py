@@ -251,8 +251,6 @@ def gate(
 
     Parameters
     ----------
-    candidate
-        The file.
     inputs
         Recorded inputs: a .npz or .safetensors file, or a folder of them.
     live

@@ -65,8 +65,6 @@ class ComparedModels(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     reference
         The reference with its comparator.
-    candidate
-        The candidate.
     served
         What is serving; None: not asked for.
     routes
@@ -127,8 +125,6 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    items
-        The items.
     features
         The features of each, for slices.
     flip, served_flip

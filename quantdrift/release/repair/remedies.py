@@ -88,8 +88,6 @@ class Workbench:
         The ONNX files of the copy.
     recording
         The items.
-    slice_name
-        The slice.
     work, fresh
         Numbers of the items to work on, and of those to judge by.
     rng

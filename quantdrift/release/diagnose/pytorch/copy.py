@@ -28,8 +28,6 @@ class Switched(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Parameters
     ----------
-    sites
-        The sites.
     switches
         Of each site, in the same order.
     weights

@@ -93,13 +93,7 @@ class _Served(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _ModuleSearch:
-    """The search for sites; it puts their switches into the candidate.
-
-    Parameters
-    ----------
-    candidate
-        The module of the candidate.
-    """
+    """The search for sites; it puts their switches into the candidate."""
 
     def __init__(self, candidate: torch.nn.Module) -> None:
         self._candidate = candidate
