@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.notation import count_of
 from quantdrift.core.sampling.pause import Order, Pause
-from quantdrift.storage.account.account import KNOWN_STRATA
 from quantdrift.storage.audit import Action, newest
+from quantdrift.storage.snapshot import KNOWN_STRATA
 
 EVERYTHING: Final = ""
 """In the place of a model: all of them."""

@@ -21,6 +21,16 @@ PATIENCE_S: Final = 0.4
 PAST_PATIENCE_S: Final = 2.0
 """Longest query of single exchanges on the page of a slice, seconds."""
 _CANCELED: Final = "57014"  # SQLSTATE query_canceled
+KNOWN_STRATA: Final = """with recursive known as (
+    (select source, boot, stratum from tally order by source, boot, stratum limit 1)
+    union all
+    select n.source, n.boot, n.stratum from known k cross join lateral (
+        select t.source, t.boot, t.stratum from tally t
+        where (t.source, t.boot, t.stratum) > (k.source, k.boot, k.stratum)
+        order by t.source, t.boot, t.stratum limit 1
+    ) n
+)"""
+"""As SQL: each start of a sidecar with its strata, one step per key along the primary key of `tally`; reading every tally would take minutes."""
 _STATE: Final = text(
     "select (select fold_seq from fold) as fold, (select max(id) from alert) as alert,"
     " (select max(seq) from audit) as audit"

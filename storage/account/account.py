@@ -10,16 +10,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 SILENT: Final = timedelta(minutes=5)
 """A start of a sidecar that sent no counts for so long has ended; what it had then is not accounted for."""
 
-KNOWN_STRATA: Final = """with recursive known as (
-    (select source, boot, stratum from tally order by source, boot, stratum limit 1)
-    union all
-    select n.source, n.boot, n.stratum from known k cross join lateral (
-        select t.source, t.boot, t.stratum from tally t
-        where (t.source, t.boot, t.stratum) > (k.source, k.boot, k.stratum)
-        order by t.source, t.boot, t.stratum limit 1
-    ) n
-)"""
-"""As SQL: each start of a sidecar with its strata, one step per key along the primary key of `tally`; reading every tally would take minutes."""
 _ACCOUNT: Final = text("""
     select model, stratum, sum(taken)::bigint as taken, sum(thinned)::bigint as thinned, sum(lost)::bigint as lost,
         sum(expired)::bigint as expired, sum(finished)::bigint as finished, sum(in_stream)::bigint as in_stream,

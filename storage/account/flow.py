@@ -11,9 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.sampling.pause import Order
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import Serving
-from quantdrift.storage.account.account import KNOWN_STRATA, Account, accounts
+from quantdrift.storage.account.account import Account, accounts
 from quantdrift.storage.pauses import local_pauses
 from quantdrift.storage.serving import servings
+from quantdrift.storage.snapshot import KNOWN_STRATA
 
 MOST_PAUSES: Final = 5  # of single sidecars that are named: the command lists causes, not pods
 

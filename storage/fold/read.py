@@ -17,7 +17,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import UNANSWERED, Loss, Policy, Predicate, Verdict
-from quantdrift.storage.account.account import KNOWN_STRATA
 from quantdrift.storage.fold.discovery_log import follow, followed, lapsed, retired
 from quantdrift.storage.fold.reading_order import ReadingOrder, Stretch, WaitingBatch, closed_up
 from quantdrift.storage.fold.undeclared_sessions import found_sessions
@@ -47,6 +46,7 @@ from quantdrift.storage.fold_rows import (
 )
 from quantdrift.storage.noise import floors, noise_of, pairs
 from quantdrift.storage.signals import named_values
+from quantdrift.storage.snapshot import KNOWN_STRATA
 
 _HOUR: Final = timedelta(hours=1)
 _MONITOR: Final = "monitor"  # worker of the batches that it makes itself
