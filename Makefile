@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-release coverage lint format docs docs-site bench images locks release clean gameday
+.PHONY: help setup demo check test test-release coverage lint format docs docs-site bench images locks scan release clean gameday
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ images: ## Build the images by podman, docker or buildah; IMAGES="sidecar monito
 
 locks: setup ## Write the hashed locks of the images from pyproject.toml and constraints.txt
 	$(BIN)/python deploy/images/build.py --lock
+
+scan: setup ## Compare the locks with the known weaknesses in OSV=all.zip, an export of osv.dev for PyPI; no network
+	$(BIN)/python deploy/scan.py $(OSV)
 
 release: setup ## Build sdist and wheel of the last commit into dist, the same bytes on every machine
 	$(BIN)/python deploy/release.py

@@ -7,7 +7,9 @@ back vacuum, however long it is open.
 
 What is locked is the view `leader_lock`: a name for which rights can be granted, and no table, so that `vacuum` and `analyze`
 of the whole database do not wait for the lead. To lock it takes the right to update it. An advisory lock would need no right at
-all: any reader could take it, and nobody would lead.
+all: any reader could take it, and nobody would lead. Nor does it need a right to name the view in a statement that is prepared and never
+run: Postgres locks what is named before it asks for rights, as a reader or a writer of rows would. The mode of the lead's lock conflicts
+with neither; with the lead's lock of the release before (`exclusive`) it does.
 
 Whoever gets the lock ends the transactions that the former leader still has open, and writes the next term into the row of
 `leader`. Every transaction of a leader begins with `fence`, which locks that row for share and compares the term. So a
@@ -43,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 # Another isolation level would keep its snapshot, and hold back vacuum.
 _BEGIN: Final = "begin isolation level read committed"
-_LOCK: Final = "lock table leader_lock in exclusive mode nowait"
+_LOCK: Final = "lock table leader_lock in share update exclusive mode nowait"
 # Whoever locks rows of `leader` for share has passed `fence` and not ended its transaction.
 _FENCED: Final = """
     select pid from pg_locks

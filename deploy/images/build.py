@@ -35,7 +35,7 @@ IMAGES = {
     "sidecar": Image("quantdrift-sidecar", ()),
     "shadow": Image("quantdrift-shadow", ("cpu",)),
     "shadow-cuda": Image("quantdrift-shadow-cuda", ("shadow",)),
-    "monitor": Image("quantdrift-monitor", ("monitor", "report", "ext-proc")),
+    "monitor": Image("quantdrift-monitor", ("monitor", "report", "web", "ext-proc")),
 }
 
 

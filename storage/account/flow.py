@@ -200,7 +200,8 @@ _CONTRADICTIONS: Final = text("""
 """)
 _LED: Final = text("""
     select exists (
-        select from pg_locks where relation = to_regclass('leader_lock') and mode = 'ExclusiveLock' and granted
+        select from pg_locks where relation = to_regclass('leader_lock') and granted
+            and mode in ('ShareUpdateExclusiveLock', 'ExclusiveLock')
             and database = (select oid from pg_database where datname = current_database())
     )
 """)

@@ -62,9 +62,7 @@ _WRITTEN: Final = (
 _DERIVED: Final = (
     "detector",
     "alert",
-    "alert_action",
     "incident",
-    "incident_change",
     "verdict",
     "transition",
     "outbox",
@@ -342,6 +340,10 @@ def _monitor() -> list[str]:
         f"grant select on {', '.join((*(name for name in sorted(Base.metadata.tables) if name != 'quarantine'), *_VIEWS))} to {MONITOR}",
         f"grant select ({_without('quarantine')}) on quarantine to {MONITOR}",
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
+        # What people did stays as it is: the monitor adds its own, says from which fold on theirs counts, and names the person
+        # who closed an alert in the change of its incident. What belongs to a deleted alert goes with it.
+        f"grant insert (alert_id, action, reason, severity), update (fold_seq) on alert_action to {MONITOR}",
+        f"grant insert (incident_id, state, mitigation, at, fold_seq, counts, identity, reason), update (fold_seq) on incident_change to {MONITOR}",
         f"grant update on leader_lock, discovery_lock, partition_lock to {MONITOR}",
         f"grant insert, update (lapsed_at) on model_version, slice to {MONITOR}",
         f"grant update (fold_seq, read_after, read_until, rest_until, horizon_s, read_from, n_rows, skipped), delete on batch to {MONITOR}",

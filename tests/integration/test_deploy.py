@@ -1,6 +1,7 @@
 """The manifests and the image: sound by Kubernetes' own schemas, and in agreement with what they mount."""
 
 import math
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from deploy.kustomize import Resource, documents, render
 from quantdrift.cli.config_summary import memory_bytes
 from quantdrift.core.config import Config, load
 from quantdrift.core.config.schema import MIB
-from quantdrift.core.config.web import is_open, web_problems
+from quantdrift.core.config.web import ANYBODY, is_open, web_problems
 from quantdrift.core.process.run import GRACE_S
 from quantdrift.sidecar.state.config import FileWatch
 from tests.support import custom_resources
@@ -347,6 +348,7 @@ def test_files_that_the_configuration_names_are_mounted(
     if role == "sidecar":
         intake = config.intake
         others = (intake.kserve_logger or intake.ext_proc or intake.tap) and intake.token_file
+        read += [file for file in (intake.certificate_file, intake.key_file) if file]
         read += [config.capture.hmac_key_file] + [intake.token_file] * bool(intake.listen or others)
     if role in {"sidecar", "shadow"}:
         read += [config.stream.payload_key_file]
@@ -385,6 +387,10 @@ _OWN = {
 }
 
 
+_BROUGHT = {("quantdrift-intake-tls", "tls.crt"), ("quantdrift-intake-tls", "tls.key")}
+"""What an authority of yours makes: the certificate of the intake."""
+
+
 def _secrets(pod: Pod) -> set[tuple[str, str]]:
     """Return every secret that the pod has as a file or as a variable, with the key of it."""
     files = {(name, key) for name, key, _ in given_files(pod) if name != "quantdrift-ca"}
@@ -404,6 +410,8 @@ def test_a_pod_has_the_secret_of_its_own_role_only(pod: Pod) -> None:
     ours = any(container["image"].startswith("quantdrift") for container in pod.containers())
     component = pod.metadata["labels"].get("app.kubernetes.io/component", "sidecar")
     expected = {(f"quantdrift-{component}", key) for key in _OWN[component]} if ours else set()
+    if component == "intake":
+        expected |= _BROUGHT
     assert _secrets(pod) == expected
 
 
@@ -438,7 +446,11 @@ def test_the_secrets_have_exactly_what_the_pods_read() -> None:
         for one in content["secretGenerator"]
         for file in one["files"]
     }
-    read = {(pod.owner["metadata"]["namespace"], name, key) for pod in PODS for name, key in _secrets(pod)}
+    read = {
+        (pod.owner["metadata"]["namespace"], name, key)
+        for pod in PODS
+        for name, key in _secrets(pod) - _BROUGHT
+    }
     (argo,) = documents(DEPLOY.parent / "argo-rollouts" / "gate.yaml")
     of_argo = [one["valueFrom"]["secretKeyRef"] for one in argo["spec"]["args"] if "valueFrom" in one]
     read |= {("models", one["name"], one["key"]) for one in of_argo}
@@ -500,15 +512,17 @@ def test_the_logger_sends_both_halves_to_the_intake(tmp_path: Path) -> None:
     assert config.intake.token_file
 
 
-def test_the_page_names_people_by_the_header_of_a_proxy_alone(tmp_path: Path) -> None:
-    """Its Service and its probes meet its port; without the header it lets nobody in, and no pod writes as an operator."""
+def test_the_page_lets_in_who_has_logged_in_at_the_provider_alone(tmp_path: Path) -> None:
+    """Its Service and its probes meet its port; no address and no header is a login, and no pod writes as an operator."""
     (page,) = [pod for pod in pods("everything") if pod.owner["metadata"]["name"] == "quantdrift-web"]
     (container,) = page.containers()
     config = configured(page, container, tmp_path)
     assert container["args"][0] == "web"
     assert list(web_problems(config.web)) == []
     assert not is_open(config.web, token="")
-    assert (config.web.identity_header, config.web.token_file) == ("X-Forwarded-Email", "")
+    assert (config.web.identity_header, config.web.proxies, config.web.token_file) == ("", (), "")
+    assert config.web.oidc.issuer.startswith("https://")
+    assert ANYBODY not in config.web.oidc.groups
     assert config.web.url.startswith("https://")
     assert not config.web.operator_dsn_file
     (port,) = container["ports"]
@@ -622,3 +636,14 @@ def test_the_collector_takes_every_signal_that_processes_export() -> None:
     assert all(pipeline["receivers"] == ["otlp"] for pipeline in pipelines.values())
     exporters = {exporter for pipeline in pipelines.values() for exporter in pipeline["exporters"]}
     assert exporters == set(collector["exporters"])
+
+
+def test_what_comes_to_the_intake_comes_by_tls(tmp_path: Path) -> None:
+    """Its ports have a certificate, and every example sends to `https://`: tokens and payloads are in what is sent."""
+    (pod,) = [pod for pod in pods("everything") if pod.owner["metadata"]["name"] == "quantdrift-intake"]
+    ((_, container),) = pod.roles()
+    config = configured(pod, container, tmp_path)
+    assert config.intake.certificate_file
+    assert config.intake.key_file
+    texts = "\n".join(path.read_text() for path in DEPLOY.rglob("*.yaml"))
+    assert re.findall(r"(\w+)://quantdrift-intake", texts) == ["https"]

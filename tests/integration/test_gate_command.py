@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -752,3 +753,55 @@ def test_where_a_route_alone_changes_answers_other_slices_are_asked_for_harm(dir
     assert ("scanner=office", "flips") not in answers
     assert ("all", "flips") not in answers
     assert done.returncode == 0, done.stderr
+
+
+class _Made:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        return open, (str(self._path), "w")
+
+
+def _pickled(directory: Path) -> None:
+    made = np.array([_Made(directory / "PWNED")] * N, dtype=object)
+    np.savez(directory / "rec.npz", x=inputs_of(N), scanner=made)
+
+
+def _leading_out(directory: Path) -> None:
+    _record(directory / "rec.npz")
+    with zipfile.ZipFile(directory / "rec.npz", "a") as archive:
+        archive.writestr("../../PWNED.npy", b"")
+
+
+def _lying_about_its_size(directory: Path) -> None:
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 4), }\n"
+    with zipfile.ZipFile(directory / "rec.npz", "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
+def _custom_operator(directory: Path) -> None:
+    model = linear_model()
+    model.graph.node[0].domain = "evil"
+    saved(model, directory / "good.onnx")
+
+
+def _impossible_shape(directory: Path) -> None:
+    model = linear_model()
+    model.graph.initializer[0].dims[:] = [1 << 40, 1 << 40]
+    saved(model, directory / "good.onnx")
+
+
+@pytest.mark.parametrize(
+    "prepare", [_pickled, _leading_out, _lying_about_its_size, _custom_operator, _impossible_shape, _no_onnx]
+)
+def test_a_file_made_to_hurt_is_refused_and_nothing_of_it_runs(
+    directory: Path, prepare: Callable[[Path], None]
+) -> None:
+    """A pickle is never opened, no name leads out of the folder, no size is believed, and no operator of a stranger is found."""
+    prepare(directory)
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert not list(directory.parent.rglob("*PWNED*"))

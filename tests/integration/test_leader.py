@@ -180,6 +180,32 @@ async def test_a_reader_cannot_keep_the_monitors_from_leading(postgres_dsn: str)
     await reader.close()
 
 
+async def test_a_reader_who_only_prepares_statements_keeps_no_monitor_from_leading(postgres_dsn: str) -> None:
+    """Postgres locks what a statement names before it asks for rights, and a statement that is never run keeps these locks."""
+    reader = await asyncpg.connect(await login_in(postgres_dsn, READER))
+    monitor = await login_in(postgres_dsn, MONITOR)
+    await reader.execute("begin")
+    for number, statement in enumerate(
+        (
+            "select from leader_lock for update",
+            "select from partition_lock for update",
+            "select from discovery_lock for update",
+            "select from leader for update",
+            "update leader set term = 0",
+            "delete from leader",
+        )
+    ):
+        await reader.execute(f"prepare attack_{number} as {statement}")
+    async with Leadership(monitor) as leader, Leadership(monitor) as standby, Database(monitor) as database:
+        assert await leader.acquire()
+        assert not await standby.acquire()
+        async with database.begin() as connection:
+            await leader.fence(connection)
+        await leader.release()
+        await led_by(standby)
+    await reader.close()
+
+
 async def test_a_reader_may_not_take_a_lock_that_the_lead_needs(postgres_dsn: str) -> None:
     """Each needs a right that only monitors have."""
     reader = await asyncpg.connect(await login_in(postgres_dsn, READER))

@@ -19,15 +19,21 @@ NOW = datetime(2026, 11, 23, tzinfo=UTC)
 TOKEN = "a-token-of-thirty-two-characters"
 
 
+_OIDC = (
+    'url = "https://drift.example.com"\n'
+    'oidc = { issuer = "https://login.example.com", client_id = "page", groups = { oncall = ["read"] } }'
+)
+
+
 def _access(token: str = "", **options: object) -> tuple[Access, ManualClock]:
     clock = ManualClock(NOW)
     return Access(Web(**options), token, clock), clock  # type: ignore[arg-type]
 
 
-def test_without_a_login_everybody_on_this_machine_reads_it() -> None:
+async def test_without_a_login_everybody_on_this_machine_reads_it() -> None:
     """It listens on loopback by default, and nobody has a name."""
     access, _ = _access()
-    assert access.identify("127.0.0.1", CIMultiDict(), "") == Person()
+    assert await access.identify("127.0.0.1", CIMultiDict(), "") == Person()
 
 
 def test_a_page_that_others_reach_without_a_login_is_refused(tmp_path: Path) -> None:
@@ -53,6 +59,20 @@ def test_a_page_that_others_reach_without_a_login_is_refused(tmp_path: Path) -> 
         ('identity_header = "X-A"\nproxies = ["nobody"]', "web.proxies names `nobody`"),
         ('url = "drift.example.com"', "web.url is not the address of a page"),
         ('listen = "9468"', "web.listen is `9468`"),
+        (
+            'identity_header = "X-A"\nproxies = ["10.0.0.0/8"]',
+            "whoever gets an address of web.proxies could be anybody: set web.oidc",
+        ),
+        ('oidc = { client_id = "page" }', "web.oidc.client_id is set and web.oidc.issuer is not"),
+        (
+            f"{_OIDC.replace('https://login', 'http://login')}",
+            "web.oidc.issuer is not the address of a provider",
+        ),
+        (_OIDC.replace('client_id = "page", ', ""), "web.oidc.client_id is missing"),
+        (_OIDC.partition("\n")[2], "web.oidc needs web.url"),
+        (_OIDC.replace("https://drift", "http://drift"), "web.oidc needs a web.url with https://"),
+        (_OIDC.replace('["read"]', "[]"), "web.oidc.groups lets nobody in"),
+        (_OIDC.replace('"read"', '"rule"'), "web.oidc.groups"),
     ],
 )
 def test_contradictions_of_the_section_are_named(tmp_path: Path, options: str, text: str) -> None:
@@ -64,68 +84,70 @@ def test_contradictions_of_the_section_are_named(tmp_path: Path, options: str, t
     assert text in str(caught.value)
 
 
-def test_only_the_proxy_can_say_who_a_person_is() -> None:
+async def test_only_the_proxy_can_say_who_a_person_is() -> None:
     """The same header from anywhere else is ignored; its control characters never reach a page."""
     access, _ = _access(identity_header="X-Forwarded-Email", proxies=("10.0.0.0/24",))
     headers = CIMultiDict({"X-Forwarded-Email": "ann@example.com\u202e"})
-    assert access.identify("10.0.0.7", headers, "") == Person(name="ann@example.com\ufffd")
-    assert access.identify("::ffff:10.0.0.7", headers, "") is not None
-    assert access.identify("10.0.1.7", headers, "") is None
-    assert access.identify("10.0.0.7", CIMultiDict(), "") is None
+    assert await access.identify("10.0.0.7", headers, "") == Person(name="ann@example.com\ufffd")
+    assert await access.identify("::ffff:10.0.0.7", headers, "") is not None
+    assert await access.identify("10.0.1.7", headers, "") is None
+    assert await access.identify("10.0.0.7", CIMultiDict(), "") is None
 
 
-def test_a_session_ends_in_time_and_cannot_be_made_up() -> None:
+async def test_a_session_ends_in_time_and_cannot_be_made_up() -> None:
     """Neither a changed mark nor the cookie of another process opens the page."""
     access, clock = _access("secret")
     cookie = access.log_in("secret", "10.0.0.1")
     assert cookie is not None
-    assert access.identify("10.0.0.1", CIMultiDict(), cookie) == Person(name="token")
-    assert access.identify("10.0.0.1", CIMultiDict(), cookie[:-1]) is None
-    assert access.identify("10.0.0.1", CIMultiDict(), "") is None
-    assert _access("secret")[0].identify("10.0.0.1", CIMultiDict(), cookie) is None
+    assert await access.identify("10.0.0.1", CIMultiDict(), cookie) == Person(name="token")
+    assert await access.identify("10.0.0.1", CIMultiDict(), cookie[:-1]) is None
+    assert await access.identify("10.0.0.1", CIMultiDict(), "") is None
+    assert await _access("secret")[0].identify("10.0.0.1", CIMultiDict(), cookie) is None
     clock.advance(SESSION_S + 1)
-    assert access.identify("10.0.0.1", CIMultiDict(), cookie) is None
+    assert await access.identify("10.0.0.1", CIMultiDict(), cookie) is None
 
 
-def test_a_person_whose_line_is_removed_is_logged_out(tmp_path: Path) -> None:
+async def test_a_person_whose_line_is_removed_is_logged_out(tmp_path: Path) -> None:
     """The file is read again with each request."""
     file = tmp_path / "token"
     line = f"{{}} sha256:{hashlib.sha256(b'one').hexdigest()}"
     file.write_text(line.format("ann"))
     access, _ = _access(line.format("ann"), token_file=str(file))
     cookie = access.log_in("one", "10.0.0.1") or ""
-    assert access.identify("10.0.0.1", CIMultiDict(), cookie) == Person(name="ann")
-    assert access.identify("10.0.0.1", CIMultiDict({"Authorization": "Bearer one"}), "") == Person(name="ann")
+    assert await access.identify("10.0.0.1", CIMultiDict(), cookie) == Person(name="ann")
+    assert await access.identify("10.0.0.1", CIMultiDict({"Authorization": "Bearer one"}), "") == Person(
+        name="ann"
+    )
     file.write_text(line.format("bob"))
-    assert access.identify("10.0.0.1", CIMultiDict(), cookie) is None
+    assert await access.identify("10.0.0.1", CIMultiDict(), cookie) is None
 
 
-def test_two_identity_headers_name_nobody() -> None:
+async def test_two_identity_headers_name_nobody() -> None:
     """The first is the client's where the proxy appends its own."""
     access, _ = _access(identity_header="X-Forwarded-Email", proxies=("10.0.0.0/24",))
     headers = CIMultiDict([("X-Forwarded-Email", "ceo@bank"), ("x-forwarded-email", "mallory@bank")])
-    assert access.identify("10.0.0.7", headers, "") is None
+    assert await access.identify("10.0.0.7", headers, "") is None
 
 
-def test_a_session_ends_when_its_person_logs_out() -> None:
+async def test_a_session_ends_when_its_person_logs_out() -> None:
     """Whoever has a copy of the cookie is out as well; another session of the same person goes on."""
     access, _ = _access("secret")
     stolen, other = (access.log_in("secret", "10.0.0.1") or "" for _ in range(2))
     access.log_out(stolen)
-    assert access.identify("10.0.0.9", CIMultiDict(), stolen) is None
-    assert access.identify("10.0.0.1", CIMultiDict(), other) == Person(name="token")
+    assert await access.identify("10.0.0.9", CIMultiDict(), stolen) is None
+    assert await access.identify("10.0.0.1", CIMultiDict(), other) == Person(name="token")
 
 
-def test_a_session_ends_when_its_token_is_replaced(tmp_path: Path) -> None:
+async def test_a_session_ends_when_its_token_is_replaced(tmp_path: Path) -> None:
     """The person's line is still there, with another token: what was made with the stolen one ends at once."""
     file = tmp_path / "token"
     line = f"ann sha256:{hashlib.sha256(b'stolen').hexdigest()}"
     file.write_text(line)
     access, _ = _access(line, token_file=str(file))
     cookie = access.log_in("stolen", "10.0.0.1") or ""
-    assert access.identify("10.0.0.1", CIMultiDict(), cookie) == Person(name="ann")
+    assert await access.identify("10.0.0.1", CIMultiDict(), cookie) == Person(name="ann")
     file.write_text(f"ann sha256:{hashlib.sha256(b'new').hexdigest()}")
-    assert access.identify("10.0.0.1", CIMultiDict(), cookie) is None
+    assert await access.identify("10.0.0.1", CIMultiDict(), cookie) is None
 
 
 def test_the_cookie_belongs_to_one_host_over_https() -> None:
@@ -134,7 +156,7 @@ def test_the_cookie_belongs_to_one_host_over_https() -> None:
     assert not _access("secret")[0].cookie.startswith("__Host-")
 
 
-def test_wrong_tokens_lock_nobody_out_and_the_table_is_bounded() -> None:
+async def test_wrong_tokens_lock_nobody_out_and_the_table_is_bounded() -> None:
     """Behind a proxy everybody has one address: the right token is never refused, whoever sent wrong ones before."""
     access, clock = _access("secret")
     for number in range(2000):
@@ -144,7 +166,7 @@ def test_wrong_tokens_lock_nobody_out_and_the_table_is_bounded() -> None:
     assert access.is_limited("2001:db8::2")
     assert access.log_in("secret", "2001:db8::2") is not None
     bearer = CIMultiDict({"Authorization": "Bearer secret"})
-    assert access.identify("2001:db8::1", bearer, "") == Person(name="token")
+    assert await access.identify("2001:db8::1", bearer, "") == Person(name="token")
     assert not access.is_limited("10.0.0.2")
     assert len(access._failures) <= 1024
     clock.advance(WINDOW_S + 1)

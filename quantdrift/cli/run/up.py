@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -130,6 +131,7 @@ async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, 
     OperatorError
         Another `up` uses the same data directory, or it cannot be created.
     """
+    os.umask(0o077)  # keys and captured traffic: what it and its processes write is for their user alone
     with _exclusive(data):
         return await _UpSupervisor(config_path, config, data, only, stop).run()
 

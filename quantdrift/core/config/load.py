@@ -56,6 +56,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     otlp_headers_file: str = ""
     reference_token: str = ""
     web_token: str = ""
+    oidc_secret: str = ""
     gate_token: str = ""
     operator_dsn_file: str = ""
 
@@ -277,6 +278,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         otlp_headers_file=headers_file,
         reference_token=token,
         web_token=web_token,
+        oidc_secret=_oidc_secret(config) if role is Role.WEB else "",
         gate_token=_gate_token(config) if role is Role.MONITOR else "",
         operator_dsn_file=config.web.operator_dsn_file if role is Role.WEB else "",
         salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode() if role is Role.SHADOW else b"",
@@ -344,9 +346,19 @@ def _web_token(env: Mapping[str, str], config: Config) -> str:
     if is_open(config.web, token):
         raise OperatorError(
             f"web.listen is `{config.web.listen}`, which other machines can reach, and nobody would have to log in: set"
-            f" web.token_file or {TOKEN_VARIABLE}, or web.identity_header with web.proxies, or listen on 127.0.0.1"
+            f" web.token_file or {TOKEN_VARIABLE}, web.oidc, or web.identity_header with web.proxies, or listen on 127.0.0.1"
         )
     return token
+
+
+def _oidc_secret(config: Config) -> str:
+    file = config.web.oidc.client_secret_file
+    secret = _read(file) if file else ""
+    if file and not secret:
+        raise OperatorError(
+            f"web.oidc.client_secret_file {file} is empty: write the client's secret in it, or remove the option"
+        )
+    return secret
 
 
 def _gate_token(config: Config) -> str:
@@ -504,6 +516,11 @@ def _resolve(config: Config, base: Path) -> Config:
             config.web,
             token_file=absolute(config.web.token_file),
             operator_dsn_file=absolute(config.web.operator_dsn_file),
+            oidc=msgspec.structs.replace(
+                config.web.oidc,
+                client_secret_file=absolute(config.web.oidc.client_secret_file),
+                ca_file=absolute(config.web.oidc.ca_file),
+            ),
         ),
         cost=msgspec.structs.replace(config.cost, values_file=absolute(config.cost.values_file)),
         telemetry=msgspec.structs.replace(

@@ -22,6 +22,7 @@ from quantdrift.core.config.schema import (
     Slice,
 )
 from quantdrift.core.config.tasks import SECTIONS
+from quantdrift.core.config.web import Oidc
 from quantdrift.core.records import BodyStratum, HeaderStratum
 
 _FIRST = """\
@@ -214,6 +215,9 @@ def _sections() -> Iterator[tuple[str, type[msgspec.Struct]]]:
     for field in msgspec.structs.fields(Config):
         if isinstance(field.default, msgspec.Struct):
             yield field.name, type(field.default)
+            for inner in msgspec.structs.fields(type(field.default)):
+                if isinstance(inner.default, msgspec.Struct):
+                    yield f"{field.name}.{inner.name}", type(inner.default)
 
 
 def _options(section: str, kind: type[msgspec.Struct]) -> Iterator[Option]:
@@ -237,7 +241,7 @@ def _options(section: str, kind: type[msgspec.Struct]) -> Iterator[Option]:
 
 def _is_table(kind: Any) -> bool:
     inner = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-    tables = {Budget, CandidateCopy, Recheck, Reference, *(kind for _, kind in SECTIONS.values())}
+    tables = {Budget, CandidateCopy, Oidc, Recheck, Reference, *(kind for _, kind in SECTIONS.values())}
     return isinstance(inner, type) and issubclass(inner, msgspec.Struct) and inner in tables
 
 

@@ -1,4 +1,4 @@
-"""Who may read the page: everybody on this machine, whoever has a token, or whom a trusted proxy names.
+"""Who may read the page: everybody on this machine, whoever has a token, or whom a provider or a trusted proxy names.
 
 A session is a cookie with a name, a number, an end and a mark that only this process can make, of the token too: it ends when the person
 logs out, when the token is replaced, and with this process. A right token is never refused, however many wrong ones came from the
@@ -9,6 +9,7 @@ import base64
 import hashlib
 import hmac
 import ipaddress
+import logging
 import secrets
 from collections import OrderedDict
 from pathlib import Path
@@ -24,9 +25,13 @@ from quantdrift.core.config.callers import ALL_SCOPES, Caller, TokenScope, find_
 from quantdrift.core.config.web import Web
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import plain
+from quantdrift.show.page.oidc import LoginError, Provider
 
+_LOG: Final = logging.getLogger(__name__)
 SESSION_S: Final = 12 * 3600
 """Time after which a person logs in again: a shift."""
+OIDC_SESSION_S: Final = 4 * 3600
+"""The same after a login at a provider: whoever was removed there goes on for so long."""
 MOST_FAILURES: Final = 10
 """Wrong tokens of one address within `WINDOW_S`; after more it is told to wait, and they are not logged any more."""
 _MOST_ENDED: Final = 10_000
@@ -59,10 +64,20 @@ class Access:
         Content of the token file or variable at the start; empty: none.
     clock
         Ends sessions and windows of attempts.
+    oidc_secret
+        Of the page as a client of the provider; empty: none.
+
+    Attributes
+    ----------
+    provider : Provider | None
+        Where people log in with OpenID Connect; None: nowhere.
     """
 
-    def __init__(self, web: Web, token: str, clock: Clock) -> None:
+    def __init__(self, web: Web, token: str, clock: Clock, oidc_secret: str = "") -> None:
         self._web = web
+        self.provider: Provider | None = None
+        if web.oidc.issuer:
+            self.provider = Provider(web, oidc_secret, clock)
         self._token = token
         self._clock = clock
         self._networks = [ipaddress.ip_network(proxy) for proxy in web.proxies]
@@ -79,6 +94,11 @@ class Access:
         return bool(self._token)
 
     @property
+    def has_oidc(self) -> bool:
+        """Whether people log in at a provider, from the page."""
+        return self.provider is not None and not self._web.identity_header
+
+    @property
     def is_encrypted(self) -> bool:
         """Whether people reach the page by https, so that the cookie is for https alone."""
         return self._web.url.startswith("https://")
@@ -87,6 +107,11 @@ class Access:
     def cookie(self) -> str:
         """Name of the cookie: over https one that no other host of the domain can set."""
         return "__Host-quantdrift_session" if self.is_encrypted else "quantdrift_session"
+
+    @property
+    def login_cookie(self) -> str:
+        """Name of the cookie of a login that has begun."""
+        return "__Host-quantdrift_login" if self.is_encrypted else "quantdrift_login"
 
     def allows_host(self, host: str) -> bool:
         """Return whether a request's Host is a name of this page."""
@@ -97,7 +122,7 @@ class Access:
         scheme, separator, rest = origin.partition("://")
         return bool(separator) and scheme in {"http", "https"} and rest.lower() == host.lower()
 
-    def identify(
+    async def identify(
         self, peer: str, headers: CIMultiDictProxy[str] | CIMultiDict[str], cookie: str
     ) -> Person | None:
         """Return who sent a request, None if the person must log in, or has two names.
@@ -113,13 +138,15 @@ class Access:
             names = headers.getall(self._web.identity_header, [])
             if len(names) > 1:
                 return None  # one of them is the client's
+            if names and self.provider is not None:
+                return await self._by_id_token(names[0], peer)
             name = plain(names[0], _MOST_NAME) if names else ""
             if name:
                 return Person(name=name)
-        if self._token:
-            kind, _, token = headers.get("Authorization", "").partition(" ")
-            if kind.lower() == "bearer" and token:
-                return self._by_token(token.strip(), peer)
+        kind, _, token = headers.get("Authorization", "").partition(" ")
+        if self._token and kind.lower() == "bearer" and token:
+            return self._by_token(token.strip(), peer)
+        if self._token or self.has_oidc:
             return self._by_cookie(cookie)
         return None if self._web.identity_header else Person()
 
@@ -128,10 +155,18 @@ class Access:
         caller = self._caller(token, peer)
         if caller is None:
             return None
-        until = int(self._clock.now().timestamp()) + SESSION_S
-        name = base64.urlsafe_b64encode(caller.name.encode()).decode()
-        body = f"{name}.{secrets.token_hex(8)}.{until}"
+        body = self._session(caller.name, SESSION_S)
         return f"{body}.{self._session_mark(body, caller)}"
+
+    def sign_in(self, person: Person) -> str:
+        """Return the cookie of a new session of somebody whom the provider has named."""
+        scopes = ",".join(sorted(person.scopes))
+        body = self._session(f"{scopes}\n{person.name}", OIDC_SESSION_S)
+        return f"{body}.{self.mark('session of the provider', body)}"
+
+    def _session(self, name: str, length_s: int) -> str:
+        until = int(self._clock.now().timestamp()) + length_s
+        return f"{base64.urlsafe_b64encode(name.encode()).decode()}.{secrets.token_hex(8)}.{until}"
 
     def log_out(self, cookie: str) -> None:
         """End a session, whoever has its cookie."""
@@ -151,7 +186,7 @@ class Access:
 
     def form_mark(self, person: Person | None) -> str:
         """Return the hidden value of a form for a person: no other site can read it."""
-        return self._mark("form", person.name if person else "")
+        return self.mark("form", person.name if person else "")
 
     def is_form_of(self, person: Person | None, mark: str) -> bool:
         """Return whether a form was made for this person."""
@@ -160,6 +195,19 @@ class Access:
     def _by_token(self, token: str, peer: str) -> Person | None:
         caller = self._caller(token, peer)
         return None if caller is None else Person(name=caller.name, scopes=caller.scopes)
+
+    async def _by_id_token(self, token: str, peer: str) -> Person | None:
+        """Return whom the provider's signature names; a proxy may send it as a bearer token."""
+        assert self.provider is not None
+        kind, _, rest = token.partition(" ")
+        try:
+            signed = await self.provider.signed_in(rest if kind.lower() == "bearer" else token)
+        except LoginError as error:
+            if not self.is_limited(peer):
+                _LOG.warning("%s passes a person on who is not let in: %s", peer, error)
+            self._count_failure(peer)
+            return None
+        return Person(name=signed.name, scopes=signed.scopes)
 
     def _caller(self, token: str, peer: str) -> Caller | None:
         caller = find_caller(self._callers(), token, self._clock.now())
@@ -174,6 +222,11 @@ class Access:
         now = self._clock.now()
         if not until.isdecimal() or int(until) <= now.timestamp() or mark in self._ended:
             return None
+        if self.has_oidc and hmac.compare_digest(
+            self.mark("session of the provider", body).encode(), mark.encode(errors="replace")
+        ):
+            scopes, _, person = base64.urlsafe_b64decode(name).decode().partition("\n")
+            return Person(name=person, scopes=frozenset(map(Scope, scopes.split(","))))
         for caller in self._callers():
             is_valid = caller.until is None or now < caller.until
             is_of = hmac.compare_digest(
@@ -184,7 +237,7 @@ class Access:
         return None
 
     def _session_mark(self, body: str, caller: Caller) -> str:
-        return self._mark("session", f"{body}\n{caller.name}\n{caller.token_hash.hex()}")
+        return self.mark("session", f"{body}\n{caller.name}\n{caller.token_hash.hex()}")
 
     def _callers(self) -> tuple[Caller, ...]:
         """Return the callers that the file names now, so that a line that is removed or gets another token ends the sessions of its person."""
@@ -199,7 +252,8 @@ class Access:
         except OperatorError:
             return ()
 
-    def _mark(self, purpose: str, text: str) -> str:
+    def mark(self, purpose: str, text: str) -> str:
+        """Return what only this process can make of a text, for one purpose."""
         mark = hmac.digest(self._key, f"{purpose}\n{text}".encode(errors="replace"), hashlib.sha256)
         return base64.urlsafe_b64encode(mark).rstrip(b"=").decode()
 

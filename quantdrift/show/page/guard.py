@@ -15,7 +15,7 @@ from quantdrift.show.page.access import ACCESS, PERSON
 from quantdrift.show.page.rendering import render
 
 _LOG = logging.getLogger(__name__)
-_PUBLIC: Final = frozenset({"/livez", "/readyz", "/login"})
+_PUBLIC: Final = frozenset({"/livez", "/readyz", "/login", "/login/oidc", "/login/oidc/end"})
 _STATIC: Final = "/static/"
 _API: Final = "/api/"
 _CODES: Final = {404: "not_found", 405: "method_not_allowed", 503: "not_available"}
@@ -85,7 +85,7 @@ def _log_in_first(request: web.Request) -> web.StreamResponse:
         return problem(
             401, "not_logged_in", "send `Authorization: Bearer TOKEN`", {"WWW-Authenticate": "Bearer"}
         )
-    if not request.app[ACCESS].has_login:
+    if not (request.app[ACCESS].has_login or request.app[ACCESS].has_oidc):
         return web.Response(status=403, text="Open this page through the proxy that logs you in.\n")
     if (
         request.headers.get("Sec-Fetch-Site") == "cross-site"
@@ -112,14 +112,16 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if refusal := _refusal(request):
         return refusal
     access = request.app[ACCESS]
-    person = access.identify(request.remote or "", request.headers, request.cookies.get(access.cookie, ""))
-    if person is not None:
-        request[PERSON] = person
     try:
+        person = await access.identify(
+            request.remote or "", request.headers, request.cookies.get(access.cookie, "")
+        )
+        if person is not None:
+            request[PERSON] = person
         if person is None and request.path not in _PUBLIC and not request.path.startswith(_STATIC):
             return _log_in_first(request)
         if person is not None and (scope := _scope(request)) not in {None, *person.scopes}:
-            why = f"This login is not for `{scope}`: see may= in its line of web.token_file."
+            why = f"This login is not for `{scope}`: see may= in its line of web.token_file, or web.oidc.groups."
             return await _said(request, 403, why, code="not_allowed")
         answer = await handler(request)
     except ProblemError as error:

@@ -36,6 +36,7 @@ def render(request: web.Request, template: str, *, status: int = 200, **values: 
             person=person,
             path=request.path,
             has_login=access.has_login,
+            has_oidc=access.has_oidc,
             form_mark=access.form_mark(person),
             FORM_MARK=FORM_MARK,
             static=_static_url,

@@ -1,5 +1,6 @@
 """The server of the live page: its routes, its login, and its life."""
 
+import html
 import logging
 import os
 from collections.abc import AsyncIterator
@@ -16,7 +17,8 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.http_port import HttpPort, PortLimits
 from quantdrift.core.process.run import Stop
-from quantdrift.show.page.access import ACCESS, FORM_MARK, SESSION_S, Access
+from quantdrift.show.page import oidc
+from quantdrift.show.page.access import ACCESS, FORM_MARK, OIDC_SESSION_S, SESSION_S, Access, Person
 from quantdrift.show.page.alert import act_on_alert, alert_page, alerts
 from quantdrift.show.page.api import api_routes
 from quantdrift.show.page.compare import compare
@@ -79,7 +81,7 @@ def application(config: Config, secrets: Secrets, database: Database) -> web.App
     """Return the application: pages, login and files, behind the guard."""
     app = web.Application(client_max_size=_BODY_BYTES, middlewares=[guard])
     app.on_response_prepare.append(secure)
-    app[ACCESS] = Access(config.web, secrets.web_token, SystemClock())
+    app[ACCESS] = Access(config.web, secrets.web_token, SystemClock(), secrets.oidc_secret)
     app[CONFIG] = config
     app[DATABASE] = database
     app[FEED] = Feed(database)
@@ -97,6 +99,8 @@ def application(config: Config, secrets: Secrets, database: Database) -> web.App
             web.get("/readyz", _lives),
             web.get("/login", _login_page),
             web.post("/login", _log_in),
+            web.get("/login/oidc", _go_to_provider),
+            web.get("/login/oidc/end", _come_from_provider),
             web.post("/logout", _log_out),
             web.get("/static/{digest}/{name}", _static),
             web.get("/", overview),
@@ -162,14 +166,59 @@ async def _log_in(request: web.Request) -> web.Response:
         status = 429 if access.is_limited(peer) else 403
         return render(request, "login.html", status=status, next=target, problem=problem)
     answer = web.Response(status=303, headers={"Location": target})
+    _set_cookie(answer, access, access.cookie, cookie, max_age=SESSION_S)
+    return answer
+
+
+def _set_cookie(
+    answer: web.Response, access: Access, name: str, value: str, *, max_age: int, samesite: str = "Strict"
+) -> None:
     answer.set_cookie(
-        access.cookie,
-        cookie,
-        max_age=SESSION_S,
+        name,
+        value,
+        max_age=max_age,
         httponly=True,
-        samesite="Strict",
+        samesite=samesite,
         secure=access.is_encrypted,
         path="/",
+    )
+
+
+async def _go_to_provider(request: web.Request) -> web.Response:
+    """Begin a login at the provider; what belongs to it is in a cookie, which comes back with the browser alone."""
+    access = request.app[ACCESS]
+    if access.provider is None or not access.has_oidc:
+        raise web.HTTPNotFound
+    address, begun = await access.provider.begin(_own_path(request.query.get("next", "/")))
+    answer = web.Response(status=303, headers={"Location": address})
+    cookie = oidc.written(begun, lambda body: access.mark("login", body))
+    # Strict would keep it from the request with which the provider sends the browser back.
+    _set_cookie(answer, access, access.login_cookie, cookie, max_age=oidc.LOGIN_S, samesite="Lax")
+    return answer
+
+
+async def _come_from_provider(request: web.Request) -> web.Response:
+    """End a login at the provider, and begin a session."""
+    access = request.app[ACCESS]
+    if access.provider is None or not access.has_oidc:
+        raise web.HTTPNotFound
+    begun = oidc.read(request.cookies.get(access.login_cookie, ""), lambda body: access.mark("login", body))
+    try:
+        signed = await access.provider.end(begun, request.query)
+    except oidc.LoginError as error:
+        _LOG.warning("a login from %s failed: %s", request.remote or "", error)
+        answer = render(request, "login.html", status=403, next="/", problem=str(error))
+    else:
+        # The browser came from another site, and would not send a cookie of SameSite=Strict with a redirection.
+        target = html.escape(begun.next if begun else "/")
+        answer = web.Response(
+            text=f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={target}"><title>quantdrift</title>',
+            content_type="text/html",
+        )
+        session = access.sign_in(Person(name=signed.name, scopes=signed.scopes))
+        _set_cookie(answer, access, access.cookie, session, max_age=OIDC_SESSION_S)
+    answer.del_cookie(
+        access.login_cookie, path="/", secure=access.is_encrypted, httponly=True, samesite="Lax"
     )
     return answer
 
