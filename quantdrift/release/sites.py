@@ -537,7 +537,10 @@ class Graph:
         self.model = model
         self.graph = model.graph
         self.path = path
-        self.constants = _constants(self.graph)
+        try:
+            self.constants = _constants(self.graph)
+        except (TypeError, ValueError) as error:
+            raise OperatorError(f"{path} has a constant that is not what its shape says: {error}") from error
         self.producer = {name: node for node in self.graph.node for name in node.output}
         self.readers: dict[str, list[Any]] = defaultdict(list)
         for node in self.graph.node:

@@ -782,6 +782,16 @@ def _lying_about_its_size(directory: Path) -> None:
         archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
 
 
+def _a_header_without_end(directory: Path) -> None:
+    (directory / "rec.safetensors").write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
+
+
+def _more_numbers_than_bytes(directory: Path) -> None:
+    header = b'{"x": {"dtype": "F32", "shape": [1099511627776, 1099511627776], "data_offsets": [0, 16]}}'
+    content = len(header).to_bytes(8, "little") + header + bytes(16)
+    (directory / "rec.safetensors").write_bytes(content)
+
+
 def _custom_operator(directory: Path) -> None:
     model = linear_model()
     model.graph.node[0].domain = "evil"
@@ -795,13 +805,24 @@ def _impossible_shape(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "prepare", [_pickled, _leading_out, _lying_about_its_size, _custom_operator, _impossible_shape, _no_onnx]
+    "prepare",
+    [
+        _pickled,
+        _leading_out,
+        _lying_about_its_size,
+        _a_header_without_end,
+        _more_numbers_than_bytes,
+        _custom_operator,
+        _impossible_shape,
+        _no_onnx,
+    ],
 )
 def test_a_file_made_to_hurt_is_refused_and_nothing_of_it_runs(
     directory: Path, prepare: Callable[[Path], None]
 ) -> None:
     """A pickle is never opened, no name leads out of the folder, no size is believed, and no operator of a stranger is found."""
     prepare(directory)
-    done = _gate(directory, "good.onnx", "--inputs", "rec.npz")
+    inputs = "rec.safetensors" if (directory / "rec.safetensors").exists() else "rec.npz"
+    done = _gate(directory, "good.onnx", "--inputs", inputs)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     assert not list(directory.parent.rglob("*PWNED*"))

@@ -167,12 +167,10 @@ async def test_an_answer_of_the_provider_is_for_the_browser_that_asked(page: Pag
 
 async def id_token(provider: OidcProvider, client: tuple[str, str], return_to: str, person: str) -> str:
     """Return the ID token that a client gets for a person, as a proxy does."""
-    verifier = base64.urlsafe_b64encode(b"v" * 48).decode()
     web = Web(
         url=return_to.removesuffix(END), oidc=Oidc(issuer=provider.issuer, client_id=client[0], groups=GROUPS)
     )
     address, begun = await Provider(web, client[1], SystemClock()).begin("/")
-    assert begun.verifier != verifier
     async with (
         browser() as session,
         session.post(address, data={"sub": person}, allow_redirects=False) as answer,
@@ -184,10 +182,11 @@ async def id_token(provider: OidcProvider, client: tuple[str, str], return_to: s
         "redirect_uri": return_to,
         "code_verifier": begun.verifier,
     }
-    auth = aiohttp.BasicAuth(*client)
+    login = base64.b64encode(":".join(client).encode()).decode()
+    headers = {"Authorization": f"Basic {login}"}
     async with (
         browser() as session,
-        session.post(f"{provider.issuer}/oauth2/token", data=form, auth=auth) as answer,
+        session.post(f"{provider.issuer}/oauth2/token", data=form, headers=headers) as answer,
     ):
         token: str = (await answer.json())["id_token"]
     return token

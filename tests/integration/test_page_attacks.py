@@ -253,7 +253,6 @@ async def test_the_name_of_a_header_with_a_line_below_is_another_header(
                 {"X_Forwarded_Email": "ceo@bank"},
                 {"X-Forwarded-Email": ""},
                 {"X-Forwarded-Email": "   "},
-                {"X-Forwarded-Email": "\u200b\u202e".encode().decode("latin-1")},
             ):
                 assert await status_of("GET", url, headers) == 401, headers
             assert await status_of("GET", url, {"X-Forwarded-Email": "ann@bank"}) == 200

@@ -23,7 +23,8 @@ def web(config_path: Path, data: Path | None) -> None:
 
     It reads Postgres and changes nothing that is measured; a page that is slow or down costs nothing else. With
     web.operator_dsn_file, people who have logged in can acknowledge alerts and write notes on it. It listens on
-    this machine only, until people can log in: with a token (web.token_file), or at a proxy (web.identity_header).
+    this machine only, until people can log in: with a token (web.token_file), at a provider (web.oidc), or at a proxy
+    (web.identity_header).
 
     \b
     Example:

@@ -21,7 +21,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote_plus, urlencode
 
 import aiohttp
 import msgspec
@@ -261,12 +261,13 @@ class Provider:
             "client_id": self._oidc.client_id,
             "code_verifier": verifier,
         }
-        auth = None
+        headers = {}
         if self._secret and "client_secret_basic" in described.token_endpoint_auth_methods_supported:
-            auth = aiohttp.BasicAuth(self._oidc.client_id, self._secret)
+            login = f"{quote_plus(self._oidc.client_id)}:{quote_plus(self._secret)}"  # RFC 6749, 2.3.1
+            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
         elif self._secret:
             form["client_secret"] = self._secret
-        status, body = await self._ask("POST", described.token_endpoint, data=form, auth=auth)
+        status, body = await self._ask("POST", described.token_endpoint, data=form, headers=headers)
         if status in {400, 401, 403}:
             raise LoginError("the provider refuses the code, or web.oidc.client_id and its secret")
         if status != 200:

@@ -181,9 +181,12 @@ def read_inputs(path: Path) -> dict[str, Array]:
         if path.suffix != ".npz":
             return dict(load(path.read_bytes()))
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except _UNREADABLE as error:
+            arrays = {name: archive[name] for name in archive.files}
+    except (*_UNREADABLE, MemoryError) as error:
         raise OperatorError(f"{path} cannot be read as safetensors or npz: {error}") from error
+    if others := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise OperatorError(f"{path} cannot be read as npz: `{others[0]}` in it is no array")
+    return arrays
 
 
 def write_canaries(canaries: Canaries, path: Path, about: Mapping[str, str]) -> None:
