@@ -502,7 +502,7 @@ def test_the_logger_sends_both_halves_to_the_intake(tmp_path: Path) -> None:
     ]
     name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     port = next(one["port"] for one in service["spec"]["ports"] if one["name"] == "kserve")
-    assert logger["url"] == f"http://{name}:{port}/kserve/TOKEN"
+    assert logger["url"] == f"https://{name}:{port}/kserve/TOKEN"
     assert logger["mode"] == "all"
     assert service["spec"]["sessionAffinity"] == "ClientIP"
     (intake,) = [pod for pod in pods("everything") if pod.owner["metadata"]["name"] == "quantdrift-intake"]
