@@ -202,7 +202,10 @@ async def test_a_proxy_says_who_a_person_is_with_the_providers_signature(
         oidc = page.web.oidc
         token = await id_token(provider, (oidc.client_id, page.secret), f"{page.url}{END}", "ann")
         other = await id_token(
-            provider, provider.register("https://other.example/end"), "https://other.example/end", "ann"
+            provider,
+            provider.register("https://other.example/login/oidc/end"),
+            "https://other.example/login/oidc/end",
+            "ann",
         )
         claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
         rsa = RSAKey.generate_key(2048, {"kid": "mine"})
