@@ -523,7 +523,10 @@ async def _page(installation: Installation) -> Matrix:
                 status = await ask("POST", path, data={**form, "action": done}, Origin=url)
                 matrix[action][who] = _yes(status not in {303, 401, 403})
             status = await ask(
-                "POST", "/api/v1/labels?by=trace", data=_LABELS, **{"Content-Type": "text/csv", "Origin": url}
+                "POST",
+                "/api/v1/labels?by=trace",
+                data=_LABELS,
+                headers={**headers, "Content-Type": "text/csv", "Origin": url},
             )
             matrix["send labels"][who] = _yes(status not in {401, 403})
             matrix["ask under a name that somebody pointed here"][who] = _yes(
