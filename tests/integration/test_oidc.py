@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Final
@@ -31,7 +31,7 @@ from tests.support.storage.logins import login_in
 pytestmark = pytest.mark.integration
 
 GROUPS: Final = {"oncall": (Scope.READ, Scope.ACKNOWLEDGE), "readers": (Scope.READ,)}
-PEOPLE: Final = {
+PEOPLE: Final[Mapping[str, Mapping[str, object]]] = {
     "ann": {"email": "ann@bank.example", "groups": ["staff", "oncall"]},
     "rob": {"email": "rob@bank.example", "groups": "readers"},
     "eve": {"email": "eve@bank.example", "groups": ["*", "staff"]},
@@ -244,7 +244,7 @@ async def test_an_id_token_is_for_this_page_at_this_time(provider: OidcProvider)
 
     now = Provider(web, "", SystemClock())
     signed = await now.signed_in(token)
-    assert (signed.name, signed.scopes) == ("ann@bank.example", {Scope.READ})
+    assert (signed.name, signed.scopes) == ("ann@bank.example", frozenset({Scope.READ}))
     with pytest.raises(LoginError, match="belongs to another login"):
         await now.signed_in(token, "another nonce")
     with pytest.raises(LoginError, match="ExpiredTokenError"):
