@@ -229,7 +229,7 @@ def _replace(tree: Any, expressions: _Expressions) -> None:
         if isinstance(value, dict):
             if key in ("secret", "secretKeyRef"):
                 role = value["name"].removeprefix("quantdrift-")
-                value["name"] = expressions.value(f".Values.secrets.{role}")
+                value["name"] = expressions.value(f".Values.secrets.{role.replace('-', '_')}")
             elif key == "configMap" and value.get("name") == "quantdrift-ca":
                 value["name"] = expressions.value(".Values.ca")
         if isinstance(value, (dict, list)):
