@@ -15,7 +15,7 @@ from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config.callers import Scope
+from quantdrift.core.config.callers import TokenScope
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Web
 from quantdrift.core.config.web import Oidc
@@ -30,7 +30,7 @@ from tests.support.storage.logins import login_in
 
 pytestmark = pytest.mark.integration
 
-GROUPS: Final = {"oncall": (Scope.READ, Scope.ACKNOWLEDGE), "readers": (Scope.READ,)}
+GROUPS: Final = {"oncall": (TokenScope.READ, TokenScope.ACKNOWLEDGE), "readers": (TokenScope.READ,)}
 PEOPLE: Final[Mapping[str, Mapping[str, object]]] = {
     "ann": {"email": "ann@bank.example", "groups": ["staff", "oncall"]},
     "rob": {"email": "rob@bank.example", "groups": "readers"},
@@ -235,7 +235,7 @@ async def test_an_id_token_is_for_this_page_at_this_time(provider: OidcProvider)
     """An old one, another issuer's and one with another nonce are refused; a provider that is somebody else is named."""
     client = provider.register("https://drift.example.com/login/oidc/end")
     token = await id_token(provider, client, "https://drift.example.com/login/oidc/end", "ann")
-    oidc = Oidc(issuer=provider.issuer, client_id=client[0], groups={"*": (Scope.READ,)})
+    oidc = Oidc(issuer=provider.issuer, client_id=client[0], groups={"*": (TokenScope.READ,)})
     web = Web(url="https://drift.example.com", oidc=oidc)
 
     class Later(SystemClock):
@@ -244,7 +244,7 @@ async def test_an_id_token_is_for_this_page_at_this_time(provider: OidcProvider)
 
     now = Provider(web, "", SystemClock())
     signed = await now.signed_in(token)
-    assert (signed.name, signed.scopes) == ("ann@bank.example", frozenset({Scope.READ}))
+    assert (signed.name, signed.scopes) == ("ann@bank.example", frozenset({TokenScope.READ}))
     with pytest.raises(LoginError, match="belongs to another login"):
         await now.signed_in(token, "another nonce")
     with pytest.raises(LoginError, match="ExpiredTokenError"):

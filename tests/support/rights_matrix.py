@@ -27,7 +27,7 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 
-from quantdrift.core.config.callers import Scope
+from quantdrift.core.config.callers import TokenScope
 from quantdrift.core.process.states import STATES, read_states
 from quantdrift.core.stream.rights import NatsRole, inbox
 from quantdrift.storage.audit import Action
@@ -51,7 +51,7 @@ EVERYTHING: Final = "all of them"
 SQL_ROLES: Final = (SHADOW, MONITOR, OPERATOR, PAGE, REPORT, READER)
 TOKENS: Final[Mapping[str, str]] = {
     WRONG: "",
-    **{scope: f"may={scope}" for scope in Scope},
+    **{scope: f"may={scope}" for scope in TokenScope},
     EVERYTHING: "",
 }
 """What follows the hash in the line of a token, by what the token may do; the wrong one has no line."""

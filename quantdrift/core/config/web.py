@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from quantdrift.core.config.address import AddressError, is_loopback, read_address
-from quantdrift.core.config.callers import Scope
+from quantdrift.core.config.callers import TokenScope
 from quantdrift.core.config.section import Section, about
 
 TOKEN_VARIABLE: Final = "QUANTDRIFT_WEB_TOKEN"  # noqa: S105 - the name of a variable
@@ -53,7 +53,7 @@ class Oidc(Section, frozen=True, kw_only=True):
         str, about("Claim of the ID token with the person's groups: a list, or one word."), Meta(min_length=1)
     ] = "groups"
     groups: Annotated[
-        dict[str, tuple[Scope, ...]],
+        dict[str, tuple[TokenScope, ...]],
         about(
             'What the members of each group may do: e.g. { drift-readers = ["read"], oncall = ["read", "acknowledge"] }. '
             f"`{ANYBODY}` is everybody whom the provider lets in. Who is in none of them is refused."

@@ -226,7 +226,7 @@ class Access:
             self.mark("session of the provider", body).encode(), mark.encode(errors="replace")
         ):
             scopes, _, person = base64.urlsafe_b64decode(name).decode().partition("\n")
-            return Person(name=person, scopes=frozenset(map(Scope, scopes.split(","))))
+            return Person(name=person, scopes=frozenset(map(TokenScope, scopes.split(","))))
         for caller in self._callers():
             is_valid = caller.until is None or now < caller.until
             is_of = hmac.compare_digest(

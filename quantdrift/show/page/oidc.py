@@ -30,7 +30,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.config.callers import Scope
+from quantdrift.core.config.callers import TokenScope
 from quantdrift.core.config.web import ANYBODY, Web, is_safe_url
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 from quantdrift.core.text import plain
@@ -91,7 +91,7 @@ class SignedIn(msgspec.Struct, frozen=True, kw_only=True):
     """Who an ID token says that somebody is, and what that person may do."""
 
     name: str
-    scopes: frozenset[Scope]
+    scopes: frozenset[TokenScope]
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -222,7 +222,7 @@ class Provider:
             raise LoginError("you are in none of the groups that web.oidc.groups lets in")
         return SignedIn(name=plain(name, _MOST_NAME), scopes=scopes)
 
-    def _scopes(self, groups: object) -> frozenset[Scope]:
+    def _scopes(self, groups: object) -> frozenset[TokenScope]:
         """Return what the members of groups may do; anything but a text or a list of texts is no group."""
         names = [groups] if isinstance(groups, str) else groups if isinstance(groups, list) else []
         allowed = [
