@@ -248,7 +248,7 @@ async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
         context = click.Context(main, info_name="quantdrift")
         context.params["config_path"] = config
         ack = alerts.commands["ack"]
-        (argument,) = [one for one in ack.params if one.name == "alert_id"]
+        (argument,) = [one for one in ack.params if one.name == "number"]
         return [item.value for item in argument.shell_complete(context, str(fired))]
 
     assert str(fired) in await asyncio.to_thread(completed)
