@@ -13,7 +13,7 @@ from yarl import URL
 
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Web
-from quantdrift.core.process.http_port import HttpPort, Limits
+from quantdrift.core.process.http_port import HttpPort, PortLimits
 from quantdrift.show.page.access import FORM_MARK
 from quantdrift.show.page.events import MOST_FOLLOWERS
 from quantdrift.show.page.server import application
@@ -42,7 +42,7 @@ async def served(postgres_dsn: str, tmp_path: Path) -> AsyncIterator[tuple[str, 
             for route in app.router.routes()
             if route.resource is not None
         }
-        port = HttpPort(app, Limits(), handler_cancellation=True, shutdown_timeout=0.3)
+        port = HttpPort(app, PortLimits(), handler_cancellation=True, shutdown_timeout=0.3)
         number = await port.open(("127.0.0.1", 0))
         try:
             yield f"http://127.0.0.1:{number}", routes
@@ -246,7 +246,7 @@ async def test_the_name_of_a_header_with_a_line_below_is_another_header(
     dsn = await login_in(postgres_dsn, READER)
     web = Web(identity_header="X-Forwarded-Email", proxies=("127.0.0.1",))
     async with Database(dsn) as database:
-        port = HttpPort(application(Config(web=web), Secrets(dsn=dsn), database), Limits())
+        port = HttpPort(application(Config(web=web), Secrets(dsn=dsn), database), PortLimits())
         url = f"http://127.0.0.1:{await port.open(('127.0.0.1', 0))}/api/v1/slices"
         try:
             for headers in (
