@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from quantdrift.core.records import Metric
+from quantdrift.core.signals import signal_of
 from quantdrift.show.page.slice_history import ShownPeriod, history_sql
 from quantdrift.show.page.slice_history import history as past_of
 from quantdrift.show.trends import trend
@@ -98,7 +99,7 @@ async def test_the_query_of_a_plot_gives_a_row_for_each_point(
         assert buckets
         grid = period.grid(buckets, RELEASE, WEEK_END)
         drawn = trend(metric, buckets, grid, onsets=[] if since is None else [since])
-        query = history_sql(metric, period, drawn, since, 1.0, version=version, slice=slice_id)
+        query = history_sql(signal_of(metric), period, drawn, since, 1.0, version=version, slice=slice_id)
         rows = await record.fetch(query)
         assert [row[metric.value] for row in rows] == pytest.approx([point.mean for point in drawn.points])
         assert [row["at"] for row in rows] == sorted({row["at"] for row in rows})
