@@ -159,7 +159,7 @@ class Recorder:
         self._time_zone = ZoneInfo(config.capture.time_zone)
         self._routes = Routes(config.capture.protocols, live_config.paths)
         self._decoders = {protocol: decoder_of(protocol) for protocol in config.capture.protocols}
-        self._models = {model.name: model for model in config.models}
+        self._models = {name: model for model in config.models for name in (model.name, *model.aliases)}
         self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}
         keyed_hash = KeyedHash(identity.hmac_key, identity.hmac_keys)
         self._attributes = Attributes(config.capture, keyed_hash)
@@ -288,7 +288,13 @@ class Recorder:
             captured_at=captured_at,
             source=self._identity.source,
             model=model.name,
-            version=self._version(reply.version or query.version or unquote(heads.route.version), model),
+            version=self._version(
+                _version_in_head(model, heads.response)
+                or reply.version
+                or query.version
+                or unquote(heads.route.version),
+                model,
+            ),
             protocol=protocol,
             inputs=query.inputs,
             outputs=reply.outputs,
@@ -335,6 +341,12 @@ class Recorder:
         value = request_head.headers.get(name.lower()) if name else None
         # Without a value there is no group: the relay drew for this exchange alone.
         return self._group_hash(value) if value else ""
+
+
+def _version_in_head(model: Model, response: Head) -> str:
+    """Return the version that a response header names; empty if the model names none."""
+    source, _, name = model.version_from.partition(".")
+    return response.headers.get(name.lower(), "") if source == "header" else ""
 
 
 @contextmanager

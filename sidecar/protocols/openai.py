@@ -179,8 +179,9 @@ def _generated(body: bytes, query: DecodedRequest, wire: WireContext) -> Decoded
     else:
         _join(body, generation, query, wire)
     tokens_are_ids = query.parameters.get(_BY_ID) is True
+    by_fingerprint = wire.model is not None and wire.model.version_from == "system_fingerprint"
     return DecodedResponse(
-        version="",
+        version=generation.fingerprint if by_fingerprint else "",
         outputs=generation.tensors(tokens_are_ids=tokens_are_ids),
         is_stream=is_stream,
         n_tokens=generation.n_tokens,

@@ -81,6 +81,7 @@ class _Piece(msgspec.Struct):
     choices: list[_ServedChoice] = []
     usage: _ServedUsage | None = None
     prompt_token_ids: list[_TokenId] | None = None
+    system_fingerprint: str | None = None
     error: Any = None
 
 
@@ -148,6 +149,7 @@ class JoinedPieces:
         self._choices: dict[int, _Joined] = {}
         self._prompt_token_ids: list[int] | None = None
         self._usage: _ServedUsage | None = None
+        self.fingerprint = ""  # of the server and its model, as it says
 
     def add(self, document: Mapping[str, Any]) -> None:
         """Add a piece: a chunk of a stream, or the whole response.
@@ -165,6 +167,7 @@ class JoinedPieces:
         for choice in piece.choices:
             self._choices.setdefault(choice.index, _Joined()).add(choice)
         self._usage = piece.usage or self._usage
+        self.fingerprint = piece.system_fingerprint or self.fingerprint
         if piece.prompt_token_ids is not None:
             self._prompt_token_ids = piece.prompt_token_ids
 

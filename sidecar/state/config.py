@@ -74,14 +74,20 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
     def rows_by_model(self) -> dict[str, tuple[int, ...]]:
         """By model, the row of each header stratum in the order of the policy.
 
-        `""` stands for an unknown model.
+        `""` stands for an unknown model. Another name of a model has its rows.
         """
         strata = [stratum.name for stratum in policy_of(self.config.sampling, "").header_strata]
         index_by_row = {row: index for index, row in enumerate(self.rows)}
+        names = {"": "", **names_of_models(self.config)}
         return {
-            model: tuple(index_by_row[Row(stratum, model)] for stratum in strata)
-            for model in ("", *(model.name for model in self.config.models))
+            name: tuple(index_by_row[Row(stratum, model)] for stratum in strata)
+            for name, model in names.items()
         }
+
+
+def names_of_models(config: Config) -> dict[str, str]:
+    """Return the models' names by each name that requests may have."""
+    return {name: model.name for model in config.models for name in (model.name, *model.aliases)}
 
 
 def write_live_config(live_config: LiveConfig, directory: Path) -> Path:

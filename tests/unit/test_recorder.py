@@ -12,6 +12,7 @@ import pytest
 from quantdrift.core.config.schema import Capture, Config, Model, SamplingOptions, Sidecar
 from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Latency, Loss, Predicate, Way
 from quantdrift.core.sampling.rates import policy_of
+from quantdrift.core.tasks import Task
 from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity, latency_of
 from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.protocols.decoder import DecodedResponse
@@ -255,3 +256,51 @@ def test_the_latency_of_a_stream_has_its_first_token_and_the_time_of_the_others(
     assert latency_of(meta, stream) is None
     tapped = msgspec.structs.replace(timed, origin=Origin(way=Way.TAP))
     assert latency_of(tapped, stream) is None
+
+
+CHAT = {"model": "assistant-latest", "messages": [{"role": "user", "content": "what drifts?"}]}
+ANSWERED = {
+    "model": "assistant",
+    "system_fingerprint": "vllm-0.32.0-1e161342",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "a mean"}, "finish_reason": "stop"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "version"),
+    [
+        ("", "configured"),
+        ("system_fingerprint", "vllm-0.32.0-1e161342"),
+        ("header.X-Model-Version", "2026-11-27"),
+        ("header.x-absent", "configured"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_the_version_is_named_by_what_the_configuration_says(
+    source: str, version: str, *, streamed: bool
+) -> None:
+    """A server that is deployed anew under the same name says so in its fingerprint or in a header alone."""
+    model = Model(
+        name="assistant",
+        task=Task.GENERATION,
+        version="configured",
+        aliases=("assistant-latest",),
+        version_from=source,
+    )
+    piece = msgspec.json.encode(ANSWERED).replace(b'"message"', b'"delta"')
+    exchange = recorded(
+        Config(models=(model,)),
+        request=CHAT,
+        response=b"data: %b\n\ndata: [DONE]\n\n" % piece if streamed else ANSWERED,
+        path="/v1/chat/completions",
+        response_headers={"X-Model-Version": "2026-11-27"},
+    )
+    assert (exchange.model, exchange.version) == ("assistant", version)
+
+
+def test_a_model_has_other_names() -> None:
+    """In the path and in the relay's table of counts, too."""
+    config = Config(models=(Model(name="numbers", aliases=("digits", "ziffern")),))
+    assert recorded(config).model == "numbers"
+    rows = LiveConfig.of(config).rows_by_model
+    assert rows["digits"] == rows["ziffern"] == rows["numbers"] != rows[""]

@@ -164,7 +164,8 @@ def _header_strata(config: Config) -> Iterator[str]:
 
 
 def _models(config: Config) -> Iterator[str]:
-    for name, count in Counter(model.name for model in config.models).items():
+    names = Counter(name for model in config.models for name in (model.name, *model.aliases))
+    for name, count in names.items():
         if count > 1:
             yield f"models: the name `{name}` is used {count} times"
     for model in config.models:

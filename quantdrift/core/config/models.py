@@ -310,6 +310,18 @@ class Model(Section, frozen=True, kw_only=True):
             "Candidate version if neither request nor answer names one. Empty: MODEL_VERSION, or `unversioned`."
         ),
     ] = ""
+    aliases: Annotated[
+        tuple[str, ...],
+        about("Other names of it in requests, such as further served names of one language model."),
+    ] = ()
+    version_from: Annotated[
+        str,
+        about(
+            "What else in an answer names the version: `system_fingerprint` of an OpenAI-compatible server, or a response header, as "
+            "`header.x-model-version`. It comes before what the protocol says. Empty: nothing else."
+        ),
+        Meta(pattern=r"^(|system_fingerprint|header\.[A-Za-z0-9-]+)$"),
+    ] = ""
     task: Annotated[
         Task,
         about(
