@@ -2,7 +2,7 @@
 
 class TestScore(ProtocolSuite):
     plugin = SCORE
-    exchanges = (Exchange(model=MODEL, request=b"...", response=b"...", inputs={...}, outputs={...}),)
+    exchanges = (Exchange(model=MODEL, path="/v1/score", request=b"...", response=b"...", inputs={...}, outputs={...}),)
 """
 
 import contextlib

@@ -208,6 +208,14 @@ def test_a_budget_of_a_signal_that_nobody_adds_is_an_error(tmp_path: Path) -> No
         load(path, {})
 
 
+def test_unlikely_tokens_of_what_is_no_text_are_an_error(tmp_path: Path) -> None:
+    """They would never be measured, and the slice would be `ok` all the same."""
+    path = tmp_path / "config.toml"
+    path.write_text('[[models]]\nname = "m"\n[models.budget.signals]\nunlikely-tokens = 0.1\n')
+    with pytest.raises(OperatorError, match="which only models with the task `generation` have"):
+        load(path, {})
+
+
 def test_a_stored_signal_is_read_without_its_package() -> None:
     """Its words are general, and name it."""
     signal = signal_of("elsewhere")

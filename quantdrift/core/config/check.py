@@ -20,6 +20,7 @@ from quantdrift.core.config.tasks import SECTIONS, SHARED
 from quantdrift.core.config.vision import Activation, Column
 from quantdrift.core.config.web import web_problems
 from quantdrift.core.config.wrong_values import nearest
+from quantdrift.core.records import Metric
 from quantdrift.core.signals import signal_names
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import number_of
@@ -199,6 +200,8 @@ def _models(config: Config) -> Iterator[str]:
 def _signals(model: Model) -> Iterator[str]:
     """Yield the budgets of signals that no package adds."""
     names = signal_names()
+    if model.task is not Task.GENERATION and Metric.UNLIKELY.value in model.budget.signals:
+        yield f"models `{model.name}`: budget.signals names `{Metric.UNLIKELY.value}`, which only models with the task `generation` have"
     for name in model.budget.signals:
         if name not in names:
             yield (
