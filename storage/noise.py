@@ -13,8 +13,6 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Side
-from quantdrift.storage.comparisons.rows import VersionKey
-from quantdrift.storage.database import Database
 from quantdrift.storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, PairRow, from_us, to_us
 from quantdrift.storage.schema import tables
 
@@ -39,36 +37,11 @@ _OF_VERSION: Final = text("""
 _OF_SLICE: Final = text("""
     select * from noise_slice where model_version_id = :version and slice_id = :slice order by side, metric
 """)
-_SUSPECTS: Final = text("""
-    select distinct v.model, v.candidate_version, v.reference_digest, s.predicate
-    from noise_test t join model_version v on v.id = t.model_version_id join slice s on s.id = t.slice_id
-    where t.suspect
-""")
 _PAIRS: Final = text("select * from noise_test order by model_version_id, slice_id, metric")
 _END_PAIRS: Final = text("""
     delete from noise_test where model_version_id = :version and slice_id = :slice and metric = :metric
 """)
 _FORGET: Final = text("delete from noise_slice where model_version_id = :version and slice_id = :slice")
-
-
-Suspects = frozenset[tuple[VersionKey, str]]
-"""Versions, and the predicates of their slices whose exchanges are replayed twice."""
-
-
-async def suspects(database: Database) -> Suspects:
-    """Return the slices that the monitor has evidence against, which noise of the reference may explain.
-
-    Raises
-    ------
-    RetryError, OperatorError
-        As `Database.begin`.
-    """
-    async with database.begin() as connection:
-        rows = (await connection.execute(_SUSPECTS)).all()
-    return frozenset(
-        (VersionKey(model=model, candidate_version=version, reference_digest=digest), predicate)
-        for model, version, digest, predicate in rows
-    )
 
 
 async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[int, tuple[NoiseRow, ...]]:

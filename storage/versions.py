@@ -68,6 +68,11 @@ class VersionNow(msgspec.Struct, frozen=True, kw_only=True):
     replaced_at: datetime | None = None
 
     @property
+    def n_ok(self) -> int:
+        """Slices within their budget; the overview's template reads it."""
+        return self.n_slices - self.n_firing - self.n_warning - self.n_unknown
+
+    @property
     def verdict(self) -> str:
         """The worst verdict on it: a single slice that fires makes it `firing`; `unknown` where nothing is known."""
         if self.n_firing:

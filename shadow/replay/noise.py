@@ -36,7 +36,7 @@ from quantdrift.shadow.replay.noise_items import RepeatedItems, version_of
 from quantdrift.shadow.replay.pairing import OutputPair, pair_of
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, replay_again
 from quantdrift.storage.comparisons.rows import NoiseItem, VersionKey
-from quantdrift.storage.noise import Suspects
+from quantdrift.storage.noise_suspects import Suspects
 
 _ALL_UNTIL: Final = 500  # first exchanges of a version, all chosen; of a slice, while there is room
 _MOST_SLICES: Final = 4_000  # of a version, whose exchanges are counted

@@ -10,7 +10,7 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import MOST_DISCOVERED, SliceKey
 from quantdrift.shadow.slices.clusters import ClusterSlices
 from quantdrift.storage.database import Database
-from quantdrift.storage.noise import Suspects, suspects
+from quantdrift.storage.noise_suspects import Suspects, suspects
 from quantdrift.storage.slices.clusters import newest_clusterings, newest_id
 from quantdrift.storage.slices.discovery import active_slices
 

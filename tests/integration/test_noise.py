@@ -28,7 +28,7 @@ from quantdrift.demo.oip_server import InferenceServer, OnnxModel
 from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
-from quantdrift.storage.noise import suspects
+from quantdrift.storage.noise_suspects import suspects
 from quantdrift.storage.schema.roles import SHADOW
 from tests.support.monitor.fold_stream import (
     ALL_ID,
