@@ -257,5 +257,7 @@ def _open(model: Model, timeout_s: float, tls: Tls) -> Transport:
             request
         )
     else:
-        transport = importlib.import_module("quantdrift.models.runtimes.remote.oip_grpc").OipGrpc(request)
+        transport = importlib.import_module("quantdrift.models.runtimes.remote.oip_grpc").OipGrpcTransport(
+            request
+        )
     return transport
