@@ -45,6 +45,7 @@ def test_a_chat_is_an_item_with_its_messages_and_template() -> None:
         template={"chat_template_kwargs": {"enable_thinking": False}},
         served="yes",
         is_ended=True,
+        temperature=1.0,
     )
     assert (answer.text, answer.finish_reason, answer.tools) == ("yes", "stop", {"f": {"required": ["a"]}})
     assert scores is None
