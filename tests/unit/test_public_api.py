@@ -15,6 +15,8 @@ pytestmark = pytest.mark.unit
 FUNCTIONS = ("compare", "diagnose", "gate", "plan", "repair")
 COMMAND_ALONE = {"as_json", "config_path", "junit"}
 """What a command prints, writes or calls otherwise."""
+FUNCTION_ALONE = {"old", "new", "progress", "stop", "seed", "alpha"}
+"""What a command has other arguments for, shows, or leaves at its default: who repeats an experiment writes a script."""
 RENAMED = {"number": "reference"}
 
 
@@ -37,7 +39,7 @@ def test_a_function_takes_what_its_command_takes(name: str) -> None:
     options = {RENAMED.get(param.name, param.name) for param in command.params} - COMMAND_ALONE
     parameters = set(inspect.signature(getattr(quantdrift, name)).parameters)
     assert options - {"begin", "end", "old_from", "old_to"} <= parameters | {"config"}
-    assert parameters - {"config", "old", "new", "progress", "stop"} <= options
+    assert parameters - {"config"} - FUNCTION_ALONE <= options
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
