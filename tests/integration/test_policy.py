@@ -31,7 +31,7 @@ from quantdrift.core.sampling.policy_message import (
 )
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import Entry, KeyValue
-from quantdrift.sidecar.state.counters import Gauge
+from quantdrift.sidecar.state.counters import POLICY_REFUSALS, Gauge
 from tests.support.sidecar.policy_messages import BEGIN, CONFIG, directive
 from tests.support.sidecar.policy_path import Pod, following
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
@@ -188,14 +188,17 @@ async def test_two_sidecars_with_one_salt_take_the_same_users(
     assert 50 < len(after) < 150  # of 200 at one half: outside with p < 1e-12
 
 
-async def test_who_does_not_follow_does_not_even_look(stream: Stream, tmp_path: Path) -> None:
-    """With `replays_per_s` 0 no connection is asked for, and nothing is refused either."""
+async def test_without_a_budget_of_replays_it_waits_for_lower_rates_alone(
+    stream: Stream, tmp_path: Path
+) -> None:
+    """With `replays_per_s` 0 a connection is asked for, since the monitor may lower the rates; nothing is refused while there is none."""
     pod, stop = Pod(tmp_path, on(stream, replays_per_s=0.0), ManualClock(BEGIN)), Stop()
     stop.set()
     asked = []
     await pod.follower.run(lambda: asked.append(1), stop)
-    assert not asked
+    assert asked
     assert pod.is_local()
+    assert not sum(pod.slot.gauge(gauge) for gauge in POLICY_REFUSALS.values())
 
 
 async def test_a_restarted_capture_process_knows_the_earlier_policies(stream: Stream, tmp_path: Path) -> None:
