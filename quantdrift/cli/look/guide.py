@@ -14,7 +14,7 @@ import msgspec
 
 from quantdrift.cli.look.blockers import StatusFacts, signs
 from quantdrift.core.config.schema import Config, Model
-from quantdrift.core.notation import count_of, duration, listed, percent
+from quantdrift.core.notation import count_of, duration, listed
 from quantdrift.facts.status import RANK, said
 
 if TYPE_CHECKING:
@@ -36,11 +36,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         Whether nothing is left of it.
     text
         What was done, or what to do.
+    n
+        How many requests, samples or comparisons there were; None: the step counts nothing.
     """
 
     name: str
     is_done: bool
     text: str
+    n: int | None = None
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +158,7 @@ def _requested(config: Config, facts: StatusFacts) -> Step:
         else " through the tap or the intake"
     )
     text = f"{count_of(n, 'request')} came in" if n else f"send requests{target}"
-    return Step(name="requests", is_done=n > 0, text=text)
+    return Step(name="requests", is_done=n > 0, text=text, n=n)
 
 
 def _sampled(config: Config, facts: StatusFacts) -> Step:
@@ -168,19 +171,20 @@ def _sampled(config: Config, facts: StatusFacts) -> Step:
     is_done = bool(config.models) and not lacking
     text = f"{n:,} of them {'was' if n == 1 else 'were'} sampled"
     if not is_done:
-        text = f"a sample of {listed(lacking) or 'a model'} is taken: {percent(config.sampling.rate)} of the requests (sampling.rate)"
-    return Step(name="samples", is_done=is_done, text=text)
+        text = f"a sample of {listed(lacking) or 'a model'} is taken, as large as sampling.rate says"
+    return Step(name="samples", is_done=is_done, text=text, n=n)
 
 
 def _compared(config: Config, facts: StatusFacts) -> Step:
     flows = [_flow(facts, model) for model in config.models]
     n = sum(flow.compared.total for flow in flows if flow is not None)
     is_done = bool(flows) and all(flow is not None and flow.compared.total for flow in flows)
-    text = f"{n:,} {'was' if n == 1 else 'were'} compared with the reference"
+    text = f"{count_of(n, 'answer')} {'was' if n == 1 else 'were'} compared with the reference"
     return Step(
         name="comparisons",
         is_done=is_done,
         text=text if is_done else "a shadow worker replays each sample through the reference and compares",
+        n=n,
     )
 
 
