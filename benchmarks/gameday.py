@@ -98,15 +98,15 @@ class Logs:
 
     def new(self) -> dict[str, list[str]]:
         """Return the lines that have come since the last call, by process."""
-        found = {}
+        lines_by_log = {}
         for path in sorted(self._directory.glob("*.log")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 content = file.read()
                 self._read[path] = file.tell()
             if lines := content.decode(errors="replace").splitlines():
-                found[path.stem] = lines
-        return found
+                lines_by_log[path.stem] = lines
+        return lines_by_log
 
 
 def main() -> int:
@@ -120,21 +120,23 @@ def main() -> int:
     parser.add_argument("--hold", type=float, default=15.0, help="seconds that something is away")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-mount", action="store_true", help="mount nothing: no full disk")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     by_name = {fault.name: fault for fault in FAULTS}
-    if unknown := set(given.fault) - set(by_name):
+    if unknown := set(arguments.fault) - set(by_name):
         parser.error(f"no fault is called {', '.join(sorted(unknown))}")
-    names = given.fault or (CHOSEN[:3] if given.quick else CHOSEN)
+    names = arguments.fault or (CHOSEN[:3] if arguments.quick else CHOSEN)
     sights: list[Sight] = []
     problem = ""
     try:
-        with running(may_mount=not given.no_mount, keep=None, has_page=True) as stack:
-            asyncio.run(_day(stack, [by_name[name] for name in names], given.hold, given.seed, sights))
+        with running(may_mount=not arguments.no_mount, keep=None, has_page=True) as stack:
+            asyncio.run(
+                _day(stack, [by_name[name] for name in names], arguments.hold, arguments.seed, sights)
+            )
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - what was seen so far is written
         problem = f"{type(error).__name__}: {error}"
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(as_html(sights, problem), encoding="utf-8")
-    print(f"{given.out}: {len(sights)} sights{f'; it broke: {problem}' if problem else ''}")
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(as_html(sights, problem), encoding="utf-8")
+    print(f"{arguments.out}: {len(sights)} sights{f'; it broke: {problem}' if problem else ''}")
     return 1 if problem else 0
 
 

@@ -106,8 +106,8 @@ def is_affected(version: str, affected: Mapping[str, Any]) -> bool:
         number = Version(version)
     except InvalidVersion:
         return False
-    ranges = [one for one in affected.get("ranges", ()) if one.get("type") == "ECOSYSTEM"]
-    return any(_is_within(number, one.get("events", ())) for one in ranges)
+    ranges = [of for of in affected.get("ranges", ()) if of.get("type") == "ECOSYSTEM"]
+    return any(_is_within(number, of.get("events", ())) for of in ranges)
 
 
 def _is_within(version: Version, events: Sequence[Mapping[str, str]]) -> bool:
