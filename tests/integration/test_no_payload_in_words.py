@@ -65,6 +65,7 @@ hmac = ["header.x-user"]
 hmac_key_file = "keys.json"
 [sampling]
 rate = 1.0
+max_exchanges_per_s = 10000
 [shadow]
 admin = "127.0.0.1:{shadow}"
 provider = "cpu"

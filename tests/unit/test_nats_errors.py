@@ -1,5 +1,6 @@
 """What a person reads of an error of NATS."""
 
+import asyncio
 import errno
 import os
 
@@ -8,6 +9,7 @@ import pytest
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.stream.errors import in_words, mapped
+from quantdrift.core.stream.nats_client import within
 
 pytestmark = pytest.mark.unit
 
@@ -33,3 +35,22 @@ async def test_an_error_is_said_in_words(error: Exception, said: str) -> None:
         async with mapped():
             raise error
     assert str(raised.value) == f"NATS: {said}"
+
+
+async def test_what_loses_a_cancellation_is_cancelled_again() -> None:
+    """A client that swallows it, as `asyncio.wait_for` before Python 3.12 may, ends all the same."""
+    lost = 0
+
+    async def connect() -> None:
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                lost += 1
+                if lost == 3:
+                    raise
+
+    with pytest.raises(TimeoutError):
+        await within(0.01, connect())
+    assert lost == 3

@@ -39,7 +39,7 @@ from quantdrift.core.stream.config import (
 )
 from quantdrift.core.stream.consume import REQUEST_S, Delivery, PullInbox
 from quantdrift.core.stream.errors import StreamFullError, TooLargeError, in_words, is_refusal, mapped
-from quantdrift.core.stream.nats_client import Acknowledged, NatsClient, PlaintextError
+from quantdrift.core.stream.nats_client import Acknowledged, NatsClient, PlaintextError, within
 from quantdrift.core.stream.numbering import HEADER, Numbered
 from quantdrift.core.stream.rights import OWN_RIGHTS, NatsRole, bound_models, inbox
 from quantdrift.core.stream.subjects import copies, model_of, subject_token
@@ -555,8 +555,9 @@ class Queue:
             _LOG.info("connected to NATS again")
 
         try:
-            async with asyncio.timeout(_CONNECT_S):
-                await client.connect(
+            await within(
+                _CONNECT_S,
+                client.connect(
                     servers=[server.url for server in self._stream.servers],
                     name=self._client_name,
                     error_cb=note,
@@ -570,7 +571,8 @@ class Queue:
                     pending_size=_UNSENT_BYTES,
                     inbox_prefix=inbox(self._stream.name, self._role),
                     **_credentials(self._stream.credentials_file),
-                )
+                ),
+            )
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await client.close()
             why = problems[0] if problems else error

@@ -7,7 +7,7 @@ does not ask for TLS, the library sends its password in plaintext, even for a tl
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final, Self
 from urllib.parse import ParseResult
 
@@ -26,8 +26,45 @@ from quantdrift.core.tls import SHUTDOWN_S, Tls
 
 # A server with `handshake_first` sends nothing before the handshake: after this time without a line, start it.
 _INFO_S: Final = 1.0
+_CANCEL_S: Final = 0.1  # until a task that goes on is cancelled again
 _NO_RESPONDERS = "503"
 _ERROR = b'"error"'
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` for at most so many seconds, whether it takes note of being cancelled or not.
+
+    `asyncio.timeout` cancels once. Where an answer arrives in the same turn, `asyncio.wait_for` of Python before 3.12, which the
+    library uses, loses that: a client whose credentials are refused then tries again for ever.
+
+    Raises
+    ------
+    TimeoutError
+        It has not ended by then; it has now.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    n_before, n_cancelled = task.cancelling(), 0
+    timer: asyncio.TimerHandle | None = None
+
+    def cancel() -> None:
+        nonlocal timer, n_cancelled
+        n_cancelled += 1
+        task.cancel()
+        timer = loop.call_later(_CANCEL_S, cancel)
+
+    timer = loop.call_later(seconds, cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if n_cancelled and task.cancelling() - n_cancelled <= n_before:
+            raise TimeoutError from None
+        raise  # somebody else cancelled it
+    finally:
+        if timer is not None:
+            timer.cancel()
+        for _ in range(n_cancelled):
+            task.uncancel()
 
 
 class PlaintextError(nats.errors.Error):
