@@ -237,7 +237,9 @@ def _part(number: int, sight: Sight) -> str:
 
 
 def _first(text: str) -> str:
-    return next((line for line in text.splitlines() if line.strip()), "")
+    """Return the first line of a text; where it ends with a colon, with the line that it announces."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()][:2]
+    return " ".join(lines if lines and lines[0].endswith(":") else lines[:1])
 
 
 def _shortened(lines: Sequence[str]) -> str:

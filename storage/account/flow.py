@@ -573,6 +573,9 @@ class _FlowFigures:
         )
         last_lost = self.step(name, "lost").last
         last_nameless = self.step("", "lost").last
+        # Roll-ups have fewer: exchanges of a folded batch wait for others that were captured before them.
+        recent = max(0, compared.recent - unfolded.recent)
+        folded = msgspec.structs.replace(folded, recent=recent, total=max(recent, folded.total))
         compared = msgspec.structs.replace(
             compared, total=max(compared.recent, folded.total + unfolded.total)
         )
@@ -599,7 +602,7 @@ class _FlowFigures:
             compared=compared,
             quarantined=self._by_reason(name, "quarantined "),
             unfolded=unfolded,
-            folded=msgspec.structs.replace(folded, recent=max(0, compared.recent - unfolded.recent)),
+            folded=folded,
             n_items=n_items,
             n_unmeasured=n_unmeasured,
             unknown=self.step(name, "unknown"),
