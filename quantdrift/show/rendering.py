@@ -11,7 +11,7 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from quantdrift.core.notation import about, capital, count_of, duration, number, percent
+from quantdrift.core.notation import about, capital, count_of, duration, moment, number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.core.text import plain_lines
@@ -113,7 +113,4 @@ def _moment(at: datetime | None) -> Markup:
     """Return a time as an element: the page's script shows it in the reader's time zone in its title."""
     if at is None:
         return Markup("not known")
-    utc = at.astimezone(UTC)
-    return Markup('<time datetime="{}">{}</time>').format(
-        utc.isoformat(), utc.strftime("%d %b %Y, %H:%M UTC")
-    )
+    return Markup('<time datetime="{}">{}</time>').format(at.astimezone(UTC).isoformat(), moment(at))

@@ -118,7 +118,7 @@ def unknown_sentence(incident: Incident) -> str:
 
 
 def _day(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%d %b %Y}".lstrip("0")
+    return f"{at.astimezone(UTC):%Y-%m-%d}"
 
 
 def incident_table(incidents: Sequence[Incident], links: Sequence[str] = ()) -> Table:
