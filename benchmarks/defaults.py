@@ -27,6 +27,7 @@ PER_DAY: Final = (1_000, 10_000, 100_000)
 HORIZON: Final = 30_000
 BUDGET_M: Final = 0.01
 _DAY_S: Final = 86_400
+_SECOND_US: Final = 1_000_000
 _PART: Final = 500
 _WEEK, _BAD = 7, 2
 _NIGHT = 1 / 3
@@ -134,8 +135,12 @@ EFFECTS: Final = (
 def delays(effect: Effect, runs: int, *, seed: int) -> dict[int, FloatArray]:
     """Return per traffic of a day and run the exchanges from the change to the page; infinite if there is none in `HORIZON`."""
     rng = np.random.default_rng(seed)
+    # A tail takes what it knows of less than whole weeks for a part of a season: its baseline is of 32 days.
+    apart_us = (_DAY_S // PER_DAY[0] if effect.kind == "tail" else 1) * _SECOND_US
     detector = (
-        known(BUDGET_M, runs) if effect.kind == "budget" else learned(effect.kind, Monitor().tolerance, runs)
+        known(BUDGET_M, runs)
+        if effect.kind == "budget"
+        else learned(effect.kind, Monitor().tolerance, runs, apart_us=apart_us)
     )
     for first in range(0, effect.n_before, _PART):
         detector.follow(effect.before(rng, (min(_PART, effect.n_before - first), runs)))
@@ -170,7 +175,7 @@ def bad_times(runs: int, rate: float, *, night: bool, seed: int) -> FloatArray:
     times, and before.
     """
     rng, day_n = np.random.default_rng(seed), PER_DAY[0]
-    apart_us = _DAY_S * 1_000_000 // day_n
+    apart_us = _DAY_S * _SECOND_US // day_n
     detector, days = (
         learned("change", Monitor().tolerance, runs, apart_us=apart_us),
         np.full(runs, np.inf),

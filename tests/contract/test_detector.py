@@ -131,6 +131,19 @@ def test_a_state_of_the_release_before_goes_on_with_what_it_knows() -> None:
         load_state("change", blob[:2] + bytes((VERSION,)) + blob[3:], DETECTORS["change"].size)
 
 
+def test_a_tail_of_the_release_before_leaves_its_copy_of_the_evidence_out() -> None:
+    """It had its evidence twice, for pages and for tickets; bets against the past begin at 0."""
+    live = EXAMPLES["tail"].live()
+    live[418:459] = np.arange(1.0, 42.0)  # the evidence, and what watches for recovery
+    before = np.concatenate((live[:454], np.full(36, -1.0), live[454:459]))
+    body, head = before.astype("<f8").tobytes(), b"QD" + bytes((2, 4)) + b"tail" + struct.pack("<I", 495)
+    state = load_state(
+        "tail", head + zlib.crc32(body, zlib.crc32(head)).to_bytes(4, "little") + body, DETECTORS["tail"].size
+    )
+    assert state[:459].tobytes() == live[:459].tobytes()
+    assert not state[459:].any()
+
+
 @KINDS
 def test_recorded_batches_give_the_same_bits_in_any_company(kind: str) -> None:
     """Alone or side by side, with batches of 1 to 100 groups: the same boundaries, the same bits."""

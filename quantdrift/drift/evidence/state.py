@@ -3,7 +3,7 @@
 Layout, little-endian: `QD`, version (1 byte), length of the kind (1 byte), kind (ASCII), number of values (4 bytes),
 CRC-32 of everything else (4 bytes), values (float64).
 
-A state of the version before is read, too: where a kind has grown since, what it has at its end begins at 0.
+A state of the version before is read, too: where a kind has grown since, what it has at its end begins at 0, and what it has no more is left out.
 """
 
 import struct
@@ -18,7 +18,8 @@ from quantdrift.drift.evidence.observations import FloatArray
 
 VERSION = 3
 _BEFORE = 2
-_SIZES_BEFORE = {"change": 483}  # of the kinds that have grown since
+_SIZES_BEFORE = {"change": 483, "tail": 495}  # of the kinds that have grown since
+_LEFT_OUT = {"tail": slice(454, 490)}  # a copy of the evidence for tickets
 _MAGIC = b"QD"
 
 
@@ -76,6 +77,9 @@ def load_state(kind: str, blob: bytes, size: int) -> FloatArray:
     length, check = struct.unpack_from("<II", rest)
     if length != stored or check != zlib.crc32(rest[8:], zlib.crc32(blob[: 8 + n_name])):
         raise OperatorError(f"a {kind} state in the store is damaged: its checksum does not fit")
+    values = np.frombuffer(rest, "<f8", offset=8)
+    if blob[2] == _BEFORE and kind in _LEFT_OUT:
+        values = np.delete(values, _LEFT_OUT[kind])
     state = np.zeros(size)
-    state[:stored] = np.frombuffer(rest, "<f8", offset=8)
+    state[: len(values)] = values
     return state

@@ -8,7 +8,7 @@ import pytest
 
 from quantdrift.drift.detectors import budget
 from quantdrift.drift.detectors.change import baseline_state, bets, run
-from quantdrift.drift.detectors.tail import detector, payoff, rank
+from quantdrift.drift.detectors.tail import detector, past, payoff, rank
 from quantdrift.drift.evidence import header, recovery
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
@@ -23,8 +23,16 @@ _TAIL = (
     (detector, "factors"),
     (detector, "_follow"),
 )
+_PAST = ((past, "weigh"), (past, "look"), (detector, "_look"), (detector, "_follow"))
 _SPEND = ((budget, "_follow"),)
-_WHOLES = {header: _SPEND, baseline_state: _CHANGE, bets: _CHANGE, recovery: _BUDGET, rank: _TAIL}
+_WHOLES = {
+    header: _SPEND,
+    baseline_state: _CHANGE,
+    bets: _CHANGE,
+    recovery: _BUDGET,
+    rank: _TAIL,
+    past: _PAST,
+}
 
 
 def plant(

@@ -4,7 +4,7 @@ The learned null is the pool including the group; the frozen one is a set of bou
 for why both keep the mean at most 1, and `quantdrift.drift.detectors.tail.rank` for the bets.
 """
 
-from quantdrift.drift.detectors.tail import pooled_histogram, rank
+from quantdrift.drift.detectors.tail import past, pooled_histogram, rank
 from quantdrift.drift.detectors.tail.pooled_histogram import BOUND_N, FROZEN, N_LEARNED, TAU
 from quantdrift.drift.detectors.tail.quantile import N_BINS
 from quantdrift.drift.evidence.numba_cache import compiled
@@ -17,19 +17,21 @@ _BASE, _ASIDE, _BOUND = (
     pooled_histogram.ASIDE.start,
     pooled_histogram.BOUND.start,
 )
+_LEVEL = pooled_histogram.PAST.start + past.LEVEL
 _N_RAREST = rank.RAREST.stop
 
 
 @compiled
 def capital(state: FloatArray, shares: FloatArray) -> None:
-    """Write the part of each unit of mass that every bet gets, (N_BETS,); the sum is 1.
+    """Write the part of each unit of mass that every bet gets, (N_BETS,); the sum is 1 with that of `quantdrift.drift.detectors.tail.past`.
 
-    All of it bets against the frozen null where the baseline was frozen by hand.
+    All of it bets against the frozen null where the baseline was frozen by hand. Bets against the past have a part once their levels are chosen.
     """
     frozen = 1.0 if state[FROZEN] > 0 else FROZEN_SHARE
+    others = 1.0 if state[FROZEN] > 0 or state[_LEVEL] == 0.0 else 1.0 - past.SHARE
     for bet in range(rank.N_BETS):
-        shares[bet] = (1.0 - frozen) * rank.WEIGHTS[bet]
-        shares[N_LEARNED + bet] = frozen * rank.WEIGHTS[bet]
+        shares[bet] = others * (1.0 - frozen) * rank.WEIGHTS[bet]
+        shares[N_LEARNED + bet] = others * frozen * rank.WEIGHTS[bet]
 
 
 @compiled

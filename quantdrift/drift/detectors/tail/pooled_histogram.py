@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.drift.detectors.tail import quantile, rank
+from quantdrift.drift.detectors.tail import past, quantile, rank
 from quantdrift.drift.detectors.tail.quantile import EDGES, N_BINS
 from quantdrift.drift.evidence import recovery
 from quantdrift.drift.evidence.clock import beyond_weeks
@@ -53,9 +53,9 @@ OLDER = slice(FLOOR.stop, FLOOR.stop + _HISTOGRAM)  # snapshots of the growing h
 NEWER = slice(OLDER.stop, OLDER.stop + _HISTOGRAM)
 BOUND = slice(NEWER.stop, NEWER.stop + N_BINS)  # frozen upper bounds of the shares at or above each bin
 PAGE = slice(BOUND.stop, BOUND.stop + N_BETS)
-TICKET = slice(PAGE.stop, PAGE.stop + N_BETS)
-MIRROR = slice(TICKET.stop, TICKET.stop + len(recovery.BETS))
-SIZE = MIRROR.stop
+MIRROR = slice(PAGE.stop, PAGE.stop + len(recovery.BETS))
+PAST = slice(MIRROR.stop, MIRROR.stop + past.SIZE)  # bets against what the past allows
+SIZE = PAST.stop
 # Start indices, since compiled code cannot use slices of the module.
 _BASE, _ASIDE, _FLOOR = BASE.start, ASIDE.start, FLOOR.start
 
@@ -83,6 +83,9 @@ class TailBaseline(msgspec.Struct, frozen=True, kw_only=True):
         Frozen by hand: nothing is learned any more, and the bounds alone are tested.
     selected
         An alert has chosen what was learned: the bounds are lowered no more.
+    begin
+        Bin of the first level of `quantdrift.drift.detectors.tail.past`, and the counts that the past begins after; empty
+        where there is none.
     """
 
     counts: tuple[float, ...]
@@ -95,6 +98,7 @@ class TailBaseline(msgspec.Struct, frozen=True, kw_only=True):
     until_us: int = 0
     fixed: bool = False
     selected: bool = False
+    begin: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that are not a baseline on this grid: they would break the bound."""
@@ -104,6 +108,8 @@ class TailBaseline(msgspec.Struct, frozen=True, kw_only=True):
             )
         if min(self.counts) < 0 or abs(sum(self.counts) - self.n_groups) > _ROUNDING * (1 + self.n_groups):
             raise OperatorError("the counts of a baseline do not add up to its groups: import it again")
+        if len(self.begin) not in {0, past.N_BEGIN} or not all(map(math.isfinite, self.begin)):
+            raise OperatorError("the begin of a baseline has a level and its counts: import it again")
         if not (0 <= self.tau < math.inf and 0 < self.delta < 1):
             raise OperatorError("a baseline has a tolerance from 0 on and a delta inside (0, 1)")
 
@@ -191,6 +197,7 @@ def read(state: FloatArray) -> TailBaseline:
         until_us=int(base[1]),
         fixed=bool(state[FROZEN]),
         selected=bool(not state[FROZEN] and (state[ALERTING] or state[ONSET_AT] == SELECTED)),
+        begin=past.begin(state[PAST]),
     )
 
 
@@ -202,8 +209,18 @@ def write(state: FloatArray, content: TailBaseline) -> None:
     state[ONSET_AT] = SELECTED if content.selected else 0.0
     if content.bound:
         state[BOUND], state[BOUND_N] = content.bound, content.n_bound
+    if content.begin and content.begin[1] <= content.n_groups:
+        past.write_begin(state[PAST], content.begin)
+    elif content.n_groups >= past.FIRST:
+        restart_past(state)
     if content.bound or content.n_groups >= READY:
         complete(state)
+
+
+def restart_past(state: FloatArray) -> None:
+    """Let the past of `quantdrift.drift.detectors.tail.past` begin after all that was seen, in place."""
+    pool = seen(state)
+    past.restart(state[PAST], quantile.survival(pool[BINS:]), pool[GROUPS], state[LAST_AT], state[TAU])
 
 
 def learning(state: FloatArray) -> FloatArray:
