@@ -47,13 +47,13 @@ def test_no_bet_gains_on_average_at_the_mean_that_it_is_made_against(factor: flo
                 continue
 
             def more(m: float, f: FloatArray = f, law: FloatArray = law) -> float:
-                return sum(
+                return math.fsum(
                     chance * math.exp(past._log_since(one, 1.0, f, m, logs))
                     for chance, one in zip(law.tolist(), single, strict=True)
                 )
 
             def less(m: float, f: FloatArray = f, law: FloatArray = law) -> float:
-                return sum(
+                return math.fsum(
                     chance * math.exp(past._log_before(one, f, m, factor, logs))
                     for chance, one in zip(law.tolist(), single, strict=True)
                 )
