@@ -21,7 +21,7 @@ from typing import cast
 
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.relay.backpressure import LONG_READ_BYTES, READ_BYTES, SHARED_BUFFER, Backpressure
-from quantdrift.sidecar.relay.observing.limit import ObserverLimit
+from quantdrift.sidecar.relay.observing.limit import FEW_BYTES, ObserverLimit
 from quantdrift.sidecar.relay.observing.observer import CaptureScope, ExchangeObserver, Unobserved
 from quantdrift.sidecar.relay.protocol_detection import ProtocolDetector
 from quantdrift.sidecar.state.counters import Gauge
@@ -387,9 +387,11 @@ class Relay:
         now_s, spoke_s = self.loop.time(), time.monotonic()
         n_forwarded = 0
         for connection in list(self.connections):
+            n_answered = connection.backend.n_bytes
             n_bytes = connection.report()
             if n_bytes:
-                connection.spoke_s = spoke_s
+                if n_bytes >= FEW_BYTES or n_answered != connection.answered_bytes:
+                    connection.spoke_s, connection.answered_bytes = spoke_s, n_answered
                 n_forwarded += n_bytes
             connection.expire(now_s)
         self.scope.slot.adjust(Gauge.FORWARDED_BYTES, n_forwarded)
@@ -452,7 +454,9 @@ class RelayedConnection:
     backpressure
         The limits on unsent data of the worker.
     spoke_s : float
-        When bytes last passed, to a second, on the monotonic clock.
+        When the backend last sent something, or the client not only a few bytes, to a second, on the monotonic clock.
+    answered_bytes : int
+        Of the backend, as of then.
     """
 
     __slots__ = (
@@ -468,6 +472,7 @@ class RelayedConnection:
         "_quiet_since_s",
         "_relay",
         "_reported_bytes",
+        "answered_bytes",
         "backend",
         "backpressure",
         "client",
@@ -486,6 +491,7 @@ class RelayedConnection:
         self._quiet_since_s = 0.0
         self._observer: ExchangeObserver | None = None
         self.spoke_s = time.monotonic()
+        self.answered_bytes = 0
         self.backpressure = relay.backpressure
         self.client = ConnectionEnd(self)
         self.backend = ConnectionEnd(self)
@@ -611,6 +617,11 @@ class RelayedConnection:
     def waits_for_client(self) -> bool:
         """Whether the client, not the backend, must speak next."""
         return self._observer is not None and self._observer.waits_for_client
+
+    @property
+    def has_no_whole_head(self) -> bool:
+        """Whether nothing is due but the rest of the head of a request, or the first request of an HTTP/2 connection."""
+        return self._observer is not None and self._observer.has_no_whole_head
 
     def give_way(self) -> None:
         """Drop the observer, because another connection needs one."""

@@ -126,14 +126,16 @@ async def test_where_all_observed_connections_are_busy_requests_are_counted_as_l
 
 
 @pytest.mark.parametrize(
-    "start", [b"P", PARTIAL_REQUEST, PREFACE + settings()], ids=["a byte", "a head", "HTTP/2"]
+    ("start", "quiet_s"),
+    [(b"P", 1e9), (PARTIAL_REQUEST, 1e9), (PREFACE + settings(), 1e9), (post(bytes(99))[:-9], 0.0)],
+    ids=["a byte", "a head", "HTTP/2", "a body"],
 )
 @on_both_loops
 async def test_clients_that_never_finish_a_request_do_not_keep_their_observers(
-    start: bytes, monkeypatch: pytest.MonkeyPatch
+    start: bytes, quiet_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once they have been silent for a while, a connection that speaks is observed in their place."""
-    monkeypatch.setattr(limit, "QUIET_S", 0.0)
+    """A connection that speaks is observed in place of an unfinished head at once, of an unfinished body after a while."""
+    monkeypatch.setattr(limit, "QUIET_S", quiet_s)
     bench = Bench(max_connections=2)
     async with rig(bench, echo) as at:
         stuck = [await at.client() for _ in range(4)]
@@ -149,6 +151,57 @@ async def test_clients_that_never_finish_a_request_do_not_keep_their_observers(
             await end(writer)
         await at.quiet()
     assert bench.scope.memory.n_bytes == bench.balance() == 0
+
+
+@on_both_loops
+async def test_unfinished_heads_that_go_on_byte_by_byte_keep_nobody_from_being_observed() -> None:
+    """More than may be observed, each with a byte now and then: every request of others is, on each new connection."""
+    bench = Bench(max_connections=50)
+    sent = bytearray(PARTIAL_REQUEST)
+    async with rig(bench, echo) as at:
+        stuck = [await at.client() for _ in range(52)]
+        for n in range(5):
+            chunk = bytes(sent) if not n else b"x"
+            for _, writer in stuck:
+                writer.write(chunk)
+            n_bytes = len(stuck) * (len(sent) + n)
+            await until(lambda n=n_bytes: sum(c.client.n_bytes for c in at.relay.connections) >= n)  # type: ignore[misc]
+            at.relay.tick()
+            client = await at.client()
+            await asks(client, b"%d" % n)
+            await end(client[1])
+        assert bench.slot.count(0, Count.OFFERED) == len(bench.taken) == 5
+        assert bench.slot.gauge(Gauge.UNSEEN_REQUESTS) == bench.slot.gauge(Gauge.UNOBSERVED) == 0
+        for _, writer in stuck:
+            await end(writer)
+        await at.quiet()
+    assert bench.scope.memory.n_bytes == bench.balance() == 0
+
+
+@on_both_loops
+async def test_a_body_that_goes_on_byte_by_byte_counts_as_silent_and_an_upload_does_not() -> None:
+    """Else a byte a second keeps an observer for ever. Whoever sends at least a kibibyte in a second keeps it."""
+    bench = Bench(max_connections=2)
+    async with rig(bench, echo) as at:
+        slow, fast = await at.client(), await at.client()
+        for _, writer in (slow, fast):
+            writer.write(post(bytes(100_000))[:-90_000])
+        await until(lambda: sum(c.client.n_bytes for c in at.relay.connections) > 20_000)
+        by_port = {c.client.transport.get_extra_info("peername")[1]: c for c in at.relay.connections}  # type: ignore[union-attr]
+        dripping, uploading = (by_port[writer.get_extra_info("sockname")[1]] for _, writer in (slow, fast))
+        at.relay.tick()
+        before = dripping.spoke_s, uploading.spoke_s
+        slow[1].write(b"x")
+        fast[1].write(bytes(limit.FEW_BYTES))
+        n_bytes = dripping.client.n_bytes + uploading.client.n_bytes + 1 + limit.FEW_BYTES
+        await until(lambda: dripping.client.n_bytes + uploading.client.n_bytes == n_bytes)
+        at.relay.tick()
+        assert dripping.spoke_s == before[0]
+        assert uploading.spoke_s > before[1]
+        for _, writer in (slow, fast):
+            await end(writer)
+        await at.quiet()
+    assert bench.balance() == 0
 
 
 @on_both_loops

@@ -24,12 +24,19 @@ class Fake:
     """A connection."""
 
     def __init__(
-        self, clock: Clock, spoke_s: float = 0.0, *, idle: bool = False, waits: bool = False
+        self,
+        clock: Clock,
+        spoke_s: float = 0.0,
+        *,
+        idle: bool = False,
+        waits: bool = False,
+        begins: bool = False,
     ) -> None:
         self._clock = clock
         self._idle = idle
         self.spoke_s = clock.now_s - spoke_s
-        self.waits_for_client = waits or idle
+        self.waits_for_client = waits or idle or begins
+        self.has_no_whole_head = begins
         self.gave_way = False
 
     @property
@@ -53,22 +60,27 @@ def limit_of(clock: Clock, *connections: Fake) -> ObserverLimit:
 
 
 def test_the_longest_idle_gives_way_first_and_quiet_clients_after_all_idle_ones() -> None:
-    """One that waits for its answer never does, however long it takes."""
+    """Whoever has no whole head does before them, however lately it spoke; one that waits for its answer never does."""
     clock = Clock()
     answering = Fake(clock, 100 * QUIET_S)
     unfinished = Fake(clock, 2 * QUIET_S, waits=True)
     writing = Fake(clock, QUIET_S / 2, waits=True)
     idle = [Fake(clock, spoke_s, idle=True) for spoke_s in (1, 3, 2)]
-    limit = limit_of(clock, answering, unfinished, writing, *idle)
+    heads = [Fake(clock, spoke_s, begins=True) for spoke_s in (0, 1)]
+    limit = limit_of(clock, answering, unfinished, *heads, writing, *idle)
     order = []
-    for _ in range(5):
+    for _ in range(7):
         new = Fake(clock)
-        entered = limit.enter(new, 6)
-        order += [one for one in (*idle, unfinished, writing, answering) if one.gave_way and one not in order]
+        entered = limit.enter(new, 8)
+        order += [
+            one
+            for one in (*idle, *heads, unfinished, writing, answering)
+            if one.gave_way and one not in order
+        ]
         if not entered:
             break
-    assert order == [idle[1], idle[2], idle[0], unfinished]
-    assert len(limit) == 6
+    assert order == [idle[1], idle[2], idle[0], heads[1], heads[0], unfinished]
+    assert len(limit) == 8
 
 
 def test_who_is_observed_already_needs_no_place() -> None:

@@ -109,6 +109,11 @@ class Http1Observer(ExchangeObserver):
         return not self._pending or (len(self._pending) == 1 and self._incomplete is self._pending[0])
 
     @property
+    def has_no_whole_head(self) -> bool:
+        """Whether nothing is due but the rest of the head of a request."""
+        return not self._pending and self._incomplete is None
+
+    @property
     def last_row(self) -> int | None:
         """Row in the table of counts of the last inference request; None: there was none."""
         return None if self._sampling_key is None else self._sampling_key.stratum

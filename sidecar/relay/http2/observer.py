@@ -152,6 +152,11 @@ class Http2Observer(ExchangeObserver):
         return all(state == _NOTHING for state in self._open.values())
 
     @property
+    def has_no_whole_head(self) -> bool:
+        """Whether the first request is still to come."""
+        return not self._last_stream
+
+    @property
     def last_row(self) -> int | None:
         """Row in the table of counts of the last inference request; None: there was none."""
         return self._last_row

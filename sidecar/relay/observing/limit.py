@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-QUIET_S = 10.0  # a client that leaves a request unfinished for so long gives way
+QUIET_S = 3.0  # a client that leaves the body of a request unfinished for so long gives way
+FEW_BYTES = 1024  # of a client in a second: sent so slowly, it counts as silent
 # A search looks at every observed connection: searches take a tenth of the time at most, and rest after one found nobody.
 _SEARCH_SHARE = 0.1
 _MOST_CREDIT_S = 0.05  # what they may take at once
@@ -17,7 +18,7 @@ class ObservedConnection(Protocol):
     Attributes
     ----------
     spoke_s
-        When bytes last passed, to about a second, on the monotonic clock.
+        When the backend last sent something, or the client not only a few bytes, to about a second, on the monotonic clock.
     """
 
     spoke_s: float
@@ -30,6 +31,10 @@ class ObservedConnection(Protocol):
     def waits_for_client(self) -> bool:
         """Whether the client, not the backend, must speak next."""
 
+    @property
+    def has_no_whole_head(self) -> bool:
+        """Whether nothing is due but the rest of the head of a request, or the first request of an HTTP/2 connection."""
+
     def give_way(self) -> None:
         """Drop the observer, because another connection needs one."""
 
@@ -38,9 +43,11 @@ class ObserverLimit:
     """The observed connections, at most a number of them: idle ones give way to those that speak.
 
     Of the connections between two exchanges the one that has been idle longest gives way; it is observed again with its
-    next request. If there is none, a connection gives way whose client has left a request unfinished for `QUIET_S`, or
-    whose protocol has a state that cannot be made again (HTTP/2); it is not observed again. A connection whose backend
-    has yet to answer never gives way.
+    next request. If there is none, a connection gives way whose client has not finished the head of a request: most
+    heads arrive at once, so whoever leaves them unfinished keeps nobody from being observed, however many they are.
+    Then comes one whose client has sent next to nothing of a body for `QUIET_S`, or whose protocol has a state that
+    cannot be made again (HTTP/2). These two kinds are not observed again. A connection whose backend has yet to answer
+    never gives way.
 
     Parameters
     ----------
@@ -87,13 +94,19 @@ class ObserverLimit:
         self._credited_s = began_s
         if began_s < self._search_from_s or self._credit_s <= 0:
             return False
-        idle = [observer for observer in self._observed if observer.can_resume]
-        quiet = [
-            observer for observer in self._observed if self._is_quiet(observer) and not observer.can_resume
-        ]
-        for observers in (quiet, idle):
-            observers.sort(key=lambda observer: observer.spoke_s, reverse=True)
-        self._found = quiet + idle
+        quiet: list[ObservedConnection] = []
+        heads: list[ObservedConnection] = []
+        idle: list[ObservedConnection] = []
+        for connection in self._observed:
+            if connection.can_resume:
+                idle.append(connection)
+            elif connection.has_no_whole_head:
+                heads.append(connection)
+            elif self._is_quiet(connection):
+                quiet.append(connection)
+        for connections in (quiet, heads, idle):
+            connections.sort(key=lambda connection: connection.spoke_s, reverse=True)
+        self._found = quiet + heads + idle
         self._credit_s -= self._now_s() - began_s
         if not self._found:
             self._search_from_s = began_s + _SEARCH_S
@@ -102,7 +115,9 @@ class ObserverLimit:
     def _drop_one(self) -> bool:
         while self._found:
             connection = self._found.pop()
-            if connection in self._observed and (connection.can_resume or self._is_quiet(connection)):
+            if connection in self._observed and (
+                connection.can_resume or connection.has_no_whole_head or self._is_quiet(connection)
+            ):
                 self._observed.discard(connection)
                 connection.give_way()
                 return True

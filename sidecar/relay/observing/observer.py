@@ -344,6 +344,11 @@ class ExchangeObserver(ABC):
         return self.is_idle
 
     @property
+    def has_no_whole_head(self) -> bool:
+        """Whether nothing is due but the rest of the head of a request, or the first request of an HTTP/2 connection."""
+        return False
+
+    @property
     def last_row(self) -> int | None:
         """Row in the table of counts of the last inference request; None: there was none."""
         return None
