@@ -100,11 +100,14 @@ class PeriodFacts(msgspec.Struct, frozen=True, kw_only=True):
     serving: Mapping[tuple[str, str], Serving] = {}
     served_last: frozenset[int] = frozenset()
 
+    def everything(self) -> frozenset[int]:
+        """Return the slices of all traffic, one for each model."""
+        return frozenset(id_ for id_, name in self.slices.items() if name.predicate == EVERYTHING)
+
     def figures_of(self, version: Version, slice_id: int, unit: str) -> SliceFigures:
         """Return what is measured of a slice over the period; `unit` is that of the model's divergence."""
-        everything = next(
-            (sums for key, sums in self.totals.items() if key[0] == version.id and _is_all(self, key)), Sums()
-        )
+        keys = ((version.id, id_) for id_, name in self.slices.items() if name.predicate == EVERYTHING)
+        everything = next((self.totals[key] for key in keys if key in self.totals), Sums())
         of = Subject(model=version.model, version=version.candidate_version, slice=self.slices[slice_id].name)
         scope = Scope(window=period(self.begin, self.end), of=of, as_of=self.end)
         sums, served = self.totals.get((version.id, slice_id), Sums()), self.served.get(version.id)

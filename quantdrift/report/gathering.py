@@ -8,7 +8,6 @@ import msgspec
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import UNVERIFIED
 from quantdrift.core.signals import SignalForm, signal_of
-from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts import figures
 from quantdrift.facts.figures import Figure, Served
 from quantdrift.facts.incidents import Incident
@@ -43,7 +42,6 @@ from quantdrift.storage.baselines import baselines_now
 from quantdrift.storage.cost import changed_cost, prices_of, replay_costs, replay_times
 from quantdrift.storage.exchanges import directions, examples_of, times
 from quantdrift.storage.figures.divergence import Divergence
-from quantdrift.storage.figures.estimates import MOST_ROWS
 from quantdrift.storage.figures.figures import SeenVersion, of_alert, people_affected
 from quantdrift.storage.figures.figures import versions as versions_until
 from quantdrift.storage.figures.periods import Extent, Grain, SliceSums, SumWindow
@@ -133,7 +131,7 @@ async def gather(
     versions = tuple(await candidate_versions(connection, model))
     slices = {name.id: name for name in await slice_names(connection, model)}
     caps = {version.id: config.budget(version.model).cap for version in versions}
-    extent = await Divergence(connection).extent(period.begin, period.end, MOST_ROWS + 1)
+    extent = await Divergence(connection).extent(period.begin, period.end, MOST_ITEMS + 1)
     how = resolution(period, extent)
     verdicts = {
         (fact.version_id, fact.slice_id): fact
@@ -164,7 +162,7 @@ async def gather(
     series: list[SliceSums] = []
     if how is not None:
         bins = bins_by_key(await Divergence(connection).bins(how.window, caps, sorted(shown)))
-        wanted = sorted({slice_id for chosen in drawn.values() for slice_id in chosen} | _everything(facts))
+        wanted = sorted({slice_id for chosen in drawn.values() for slice_id in chosen} | facts.everything())
         series = await Divergence(connection).sums(how.window, how.width, caps, wanted)
         facts = msgspec.structs.replace(
             facts,
@@ -258,9 +256,10 @@ async def _speeds(
     learned_s: dict[int, float] = {}
     models = {version.id: version.model for version in facts.versions}
     last = max(period.begin, period.end - _SPEED_SPAN), period.end
+    everything = facts.everything()
     for key in facts.totals:
         version_id, slice_id = key
-        if slice_id not in _everything(facts):
+        if slice_id not in everything:
             continue
         budget = config.budget(models[version_id])
         parts = await times(connection, *key, last, latency_budget_s=budget.latency_p99_s)
@@ -279,8 +278,9 @@ def _served(
 ) -> dict[int, Served]:
     """Return, per version, the time in which there is data of it."""
     first: dict[int, datetime] = {}
+    everything = facts.everything()
     for point in series:
-        if point.slice_id in _everything(facts):
+        if point.slice_id in everything:
             first[point.version_id] = min(first.get(point.version_id, point.at), point.at)
     return {
         version: seen[version].served(begin, facts.end, how.width)
@@ -303,14 +303,14 @@ async def _people(
 
 def _whole(period: Period, extent: Extent, how: Resolution) -> SumWindow:
     """Return the window of the sums over the whole period: of the comparisons, which know people, where that is possible."""
-    if extent.n_items > MOST_ROWS or not extent.is_whole or extent.first is None:
+    if extent.n_items > MOST_ITEMS or not extent.is_whole or extent.first is None:
         return how.window
     return SumWindow(begin=max(period.begin, extent.first), end=period.end, grain=Grain.ITEM)
 
 
 def _served_last(facts: PeriodFacts, series: Sequence[SliceSums]) -> frozenset[int]:
     """Return the versions that served at the end of the period, of a model of which none is known to, that with the newest comparison."""
-    everything, versions = _everything(facts), {version.id: version for version in facts.versions}
+    everything, versions = facts.everything(), {version.id: version for version in facts.versions}
     newest: dict[tuple[str, str], tuple[datetime, int]] = {}
     for point in series:
         version = versions[point.version_id]
@@ -417,7 +417,7 @@ async def _costs(
     window, costs = figures.period(period.begin, period.end), list[Figure]()
     for version in facts.versions:
         prices = prices_of(config, version.model)
-        for slice_id in _everything(facts):
+        for slice_id in facts.everything():
             share = facts.figures_of(version, slice_id, "").changed_share
             if share is None:
                 continue
@@ -429,15 +429,12 @@ async def _costs(
     return tuple(costs)
 
 
-def _everything(facts: PeriodFacts) -> set[int]:
-    return {name.id for name in facts.slices.values() if name.predicate == EVERYTHING}
-
-
 def _choose(
     config: Config, facts: PeriodFacts, episodes: Sequence[AlertFact]
 ) -> tuple[set[int], dict[int, tuple[int, ...]]]:
     """Return the slices whose histogram is needed, and per version those to draw: alerted first, then worst."""
-    shown, drawn = _everything(facts), {}
+    everything = facts.everything()
+    shown, drawn = set(everything), {}
     for version in facts.versions:
         alerted = [episode.slice_id for episode in episodes if episode.version_id == version.id]
         order = list(dict.fromkeys([*alerted, *ranked(config, facts, version)]))
@@ -445,7 +442,7 @@ def _choose(
         with_data = [
             slice_id
             for slice_id in order
-            if (version.id, slice_id) in facts.totals and slice_id not in _everything(facts)
+            if (version.id, slice_id) in facts.totals and slice_id not in everything
         ]
         drawn[version.id] = tuple(with_data[:MOST_PLOTS])
     return shown, drawn
@@ -500,7 +497,7 @@ def _gaps(
 ) -> tuple[Gap, ...]:
     if how is None:
         return ()
-    everything = _everything(facts)
+    everything = facts.everything()
     totals = [point for point in series if point.slice_id in everything]
     return gaps(totals, how.window.begin, until, how.width)
 
