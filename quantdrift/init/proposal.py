@@ -5,7 +5,7 @@ No I/O. What cannot be known is chosen as most need it, and said in `doubts`.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +17,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
 from quantdrift.init.files import ModelFile
 from quantdrift.init.server import Server
-from quantdrift.init.traffic import MOST_VALUES, SeenHeader, SeenModel, Traffic, quantiles
+from quantdrift.init.traffic import MOST_VALUES, SeenAttribute, SeenModel, Source, Traffic, quantiles
 from quantdrift.models.runtimes.onnx.output_kind import LastOperator
 from quantdrift.models.tensors.arrays import Array, TensorSpec
 from quantdrift.models.tensors.features import features_of
@@ -30,6 +30,7 @@ _LEAST_ITEMS: Final = 100
 _MOST_SLICES: Final = 8
 _MOST_RARE: Final = 8
 _MOST_SHOWN: Final = 4
+_LONGEST: Final = 64  # characters of a value that is a group; longer ones are texts
 _MOST_COLUMNS: Final = 256
 _MOST_GROUPS: Final = 8
 _RATES: Final = ((10.0, 1.0), (100.0, 0.1), (1000.0, 0.02))  # up to so many requests a second, this share
@@ -88,14 +89,14 @@ class Proposal(msgspec.Struct, kw_only=True):
         Of a file that is code.
     url, served_as
         Of a reference at a server: its address, and its name there if that is another one.
-    headers
-        Headers that become slices, by name: the values that were seen, with their shares.
+    groups
+        What becomes slices, by source and name: the values that were seen, with their shares.
     rare
         Of these, header and value of requests that are sampled whole.
     person
         Header that names a person or session; empty: none.
     secretive
-        Headers with more values than a slice can have, which are not recorded.
+        Attributes with more values than a slice can have, which are not recorded.
     features
         Slices by features of the input.
     requests_per_s
@@ -113,7 +114,7 @@ class Proposal(msgspec.Struct, kw_only=True):
     digest: str = ""
     url: str = ""
     served_as: str = ""
-    headers: dict[str, dict[str, float]] = {}
+    groups: dict[tuple[Source, str], dict[str, float]] = {}
     rare: tuple[tuple[str, str], ...] = ()
     person: str = ""
     secretive: tuple[str, ...] = ()
@@ -322,42 +323,60 @@ def use_traffic(proposal: Proposal, traffic: Traffic, inputs: Mapping[str, Array
     versions = [version for model in models for version in model.versions]
     if versions:
         proposal.notes.append(f"versions on the wire: {', '.join(versions[:_MOST_SHOWN])}")
-    headers = [header for header in _own(models) if header.n >= n / 10]
-    for header in headers:
-        if _PERSON.fullmatch(header.name) and header.n_values > _FEW and not proposal.person:
-            proposal.person = header.name
-        elif (
-            _FEW <= len(header.values) <= min(MOST_VALUES, header.n // 3)
-            and len(proposal.headers) < _MOST_SLICES
+    for attribute in _own(models):
+        key = (attribute.source, attribute.name)
+        is_person = bool(_PERSON.fullmatch(attribute.name.rpartition(".")[2]))
+        if attribute.n < n / 10:
+            continue
+        if (
+            is_person
+            and attribute.source is Source.HEADER
+            and attribute.n_values > _FEW
+            and not proposal.person
         ):
-            proposal.headers[header.name] = {
-                plain(value): count / n for value, count in header.values.items()
-            }
-        elif header.n_values > _FEW:
-            proposal.secretive = (*proposal.secretive, header.name)
-    proposal.rare = tuple(rare_values(proposal.headers))[:_MOST_RARE] if proposal.rate < 1 else ()
+            proposal.person = attribute.name
+        elif (
+            _FEW <= len(attribute.values) <= min(MOST_VALUES, attribute.n // 3)
+            and max(map(len, attribute.values)) <= _LONGEST
+            and len(proposal.groups) < _MOST_SLICES
+        ):
+            proposal.groups[key] = {plain(value): count / n for value, count in attribute.values.items()}
+        elif attribute.n_values > _FEW:
+            proposal.secretive = (*proposal.secretive, attribute.name)
+    proposal.rare = tuple(rare_values(proposal.groups))[:_MOST_RARE] if proposal.rate < 1 else ()
     proposal.features = tuple(_features(inputs))
 
 
-def rare_values(headers: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+def rare_values(groups: Mapping[tuple[Source, str], Mapping[str, float]]) -> Iterator[tuple[str, str]]:
     """Yield header and value of groups of requests that a sample would hardly have."""
-    for header, shares in headers.items():
-        yield from ((header, value) for value, share in shares.items() if share < RARE)
+    for (source, name), shares in groups.items():
+        if source is Source.HEADER:
+            yield from ((name, value) for value, share in shares.items() if share < RARE)
+
+
+def slice_names(groups: Iterable[tuple[Source, str]]) -> dict[tuple[Source, str], str]:
+    """Return the names of the slices by attributes: each attribute's own without `x-`, with its source where that is taken."""
+    names: dict[tuple[Source, str], str] = {}
+    for source, name in groups:
+        short = name.removeprefix("x-") if source is Source.HEADER else name
+        names[source, name] = f"{source.value} {short}" if short in names.values() else short
+    return names
 
 
 def _models(name: str, traffic: Traffic | None) -> list[SeenModel]:
     return [model for model in traffic.models if model.name == name] if traffic is not None else []
 
 
-def _own(models: Sequence[SeenModel]) -> list[SeenHeader]:
-    """Return the headers that may say something of the input, those with the fewest values first."""
-    headers = [
-        header
+def _own(models: Sequence[SeenModel]) -> list[SeenAttribute]:
+    """Return the attributes that may say something of the input, those with the fewest values first."""
+    attributes = [
+        attribute
         for model in models[:1]
-        for header in model.headers
-        if not _TECHNICAL.fullmatch(header.name) and not _SECRET.fullmatch(header.name)
+        for attribute in model.attributes
+        if not _SECRET.fullmatch(attribute.name.lower())
+        and not (attribute.source is Source.HEADER and _TECHNICAL.fullmatch(attribute.name))
     ]
-    return sorted(headers, key=lambda header: (not header.values, len(header.values), header.name))
+    return sorted(attributes, key=lambda seen: (not seen.values, len(seen.values), seen.source, seen.name))
 
 
 def _features(inputs: Mapping[str, Array]) -> Iterator[Slice]:

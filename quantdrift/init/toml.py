@@ -5,9 +5,11 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quantdrift.init.proposal import RARE, Proposal
+from quantdrift.init.proposal import RARE, Proposal, slice_names
+from quantdrift.init.traffic import Source
 
 _WIDTH = 44
+_RECORDED = {Source.HEADER: "headers", Source.PARAMETER: "parameters", Source.JSON: "json"}
 
 
 def text_of(proposal: Proposal) -> str:
@@ -33,9 +35,27 @@ def differences(before: str, proposed: str) -> list[str]:
     return lines
 
 
-def slice_name(header: str) -> str:
-    """Return the name of the slices by a header."""
-    return header.removeprefix("x-")
+def toml_text(document: Mapping[str, Any]) -> str:
+    """Return a document as TOML: what `tomllib` reads of it is equal."""
+    return "\n".join(_tables(document, "")).strip() + "\n"
+
+
+def _tables(table: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield the options of a table, then its tables and its lists of tables; `name` is dotted."""
+    nested = {key: value for key, value in table.items() if _is_nested(value)}
+    yield from (f"{_key(key)} = {_value(value)}" for key, value in table.items() if key not in nested)
+    for key, value in nested.items():
+        dotted = f"{name}.{_key(key)}" if name else _key(key)
+        for entry in value if isinstance(value, list) else [value]:
+            yield ""
+            yield f"[[{dotted}]]" if isinstance(value, list) else f"[{dotted}]"
+            yield from _tables(entry, dotted)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) or (
+        isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
+    )
 
 
 def _lines(proposal: Proposal) -> Iterator[str]:
@@ -45,11 +65,12 @@ def _lines(proposal: Proposal) -> Iterator[str]:
     yield "[sidecar]"
     yield _option("listen", proposal.listen, "clients connect here from now on")
     yield _option("backend", proposal.backend, "the inference server behind it")
-    recorded = sorted(proposal.headers)
-    if recorded:
+    if proposal.groups:
         yield ""
         yield "[capture]"
-        yield _option("headers", recorded, "recorded, because slices are made of them")
+        for source, option in _RECORDED.items():
+            if recorded := sorted(name for kind, name in proposal.groups if kind is source):
+                yield _option(option, recorded, "recorded, because slices are made of them")
     if proposal.secretive:
         yield f"# Not recorded, since too many values came: {', '.join(sorted(proposal.secretive))}"
     yield ""
@@ -118,13 +139,14 @@ def _model(proposal: Proposal) -> Iterator[str]:
 
 
 def _slices(proposal: Proposal) -> Iterator[str]:
-    for header, shares in proposal.headers.items():
+    names = slice_names(proposal.groups)
+    for (source, attribute), shares in proposal.groups.items():
         common = ", ".join(f"{value} {share:.2g}" for value, share in list(shares.items())[:4])
         more = f" and {len(shares) - 4} more" if len(shares) > 4 else ""
         yield ""
         yield "[[slices]]"
-        yield f"name = {_value(slice_name(header))}"
-        yield _option("header", header, f"shares: {common}{more}")
+        yield f"name = {_value(names[source, attribute])}"
+        yield _option(source.value, attribute, f"shares: {common}{more}")
     for rule in proposal.features:
         yield ""
         yield "[[slices]]"

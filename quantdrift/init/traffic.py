@@ -5,7 +5,8 @@ import contextlib
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -19,6 +20,7 @@ from quantdrift.core.config.strata import MAX_VALUE_BYTES
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Protocol
 from quantdrift.core.text import plain
+from quantdrift.sidecar.capture.attributes import as_text, cut
 from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, lengths, parse
 from quantdrift.sidecar.protocols import DECODERS
 from quantdrift.sidecar.protocols.decoder import WireContext
@@ -33,7 +35,10 @@ from quantdrift.sidecar.state.routes import Routes
 
 MOST_VALUES: Final = 64
 """Most values that are kept of a header; with more it is no group of requests."""
-_MOST_HEADERS: Final = 64
+_MOST_NAMES: Final = 64  # of each source
+_MOST_DEPTH: Final = 4
+# Members of bodies that name the request or the model, or are parameters already.
+_OF_PROTOCOL: Final = frozenset({"id", "model", "model_name", "model_version", "parameters"})
 _MOST_MODELS: Final = 64
 _MOST_VERSIONS: Final = 64
 _MOST_REASONS: Final = 32
@@ -54,11 +59,21 @@ class Kept(msgspec.Struct, frozen=True):
     response: bytes
 
 
-class SeenHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """A request header that came.
+class Source(StrEnum):
+    """Where an attribute of a request stands; the value is the option of `[[slices]]`."""
+
+    HEADER = "header"
+    PARAMETER = "parameter"
+    JSON = "json"
+
+
+class SeenAttribute(msgspec.Struct, frozen=True, kw_only=True):
+    """A header, a parameter or a value of the JSON that requests had.
 
     Parameters
     ----------
+    name
+        Of a value of the JSON its path, with dots.
     values
         How often each value came; none if there were more than `MOST_VALUES`.
     n
@@ -67,6 +82,7 @@ class SeenHeader(msgspec.Struct, frozen=True, kw_only=True):
         Different values, counted up to `MOST_VALUES` + 1.
     """
 
+    source: Source
     name: str
     values: dict[str, int]
     n: int
@@ -84,15 +100,15 @@ class SeenModel(msgspec.Struct, frozen=True, kw_only=True):
         Of the answers that could be read, the most frequent first.
     n
         Requests.
-    headers
-        In the order of their names.
+    attributes
+        In the order of their sources and names.
     """
 
     protocol: Protocol
     name: str
     versions: tuple[str, ...]
     n: int
-    headers: tuple[SeenHeader, ...]
+    attributes: tuple[SeenAttribute, ...]
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,6 +275,8 @@ class _Watcher:
         name = query.model or unquote(route.model)
         model = self._model(route.protocol, name)
         model.count(head)
+        model.count_values(Source.PARAMETER, query.parameters)
+        model.count_values(Source.JSON, dict(_scalars(query.document, set(query.parameters))))
         if meta.lost is not None:
             raise LostError(meta.lost, "there is no whole answer")
         answer = parse_head(response[: meta.response_head_bytes])
@@ -288,20 +306,25 @@ class _Model:
     def __init__(self) -> None:
         self.n = 0
         self._versions: Counter[str] = Counter()
-        self._headers: dict[str, Counter[str]] = {}
-        self._n_headers: Counter[str] = Counter()
+        self._values: dict[tuple[Source, str], Counter[str]] = {}
+        self._n: Counter[tuple[Source, str]] = Counter()
 
     def count(self, head: Head) -> None:
         """Count a request and its headers."""
         self.n += 1
-        for name, value in head.headers.items():
-            if name not in self._headers and len(self._headers) >= _MOST_HEADERS:
+        self.count_values(Source.HEADER, head.headers)
+
+    def count_values(self, source: Source, values: Mapping[str, Any]) -> None:
+        """Count what a request had of one source, a value a name."""
+        for name, value in values.items():
+            key = (source, name)
+            if key not in self._values and sum(kind is source for kind, _ in self._values) >= _MOST_NAMES:
                 continue
-            values = self._headers.setdefault(name, Counter())
-            self._n_headers[name] += 1
-            kept = value[:MAX_VALUE_BYTES]
-            if kept in values or len(values) <= MOST_VALUES:
-                values[kept] += 1
+            seen = self._values.setdefault(key, Counter())
+            self._n[key] += 1
+            text = cut(as_text(value), MAX_VALUE_BYTES)
+            if text in seen or len(seen) <= MOST_VALUES:
+                seen[text] += 1
 
     def count_version(self, version: str) -> None:
         """Count the version of an exchange that could be read."""
@@ -315,16 +338,37 @@ class _Model:
             name=name,
             versions=tuple(plain(version) for version, _ in self._versions.most_common()),
             n=self.n,
-            headers=tuple(
-                SeenHeader(
-                    name=header,
+            attributes=tuple(
+                SeenAttribute(
+                    source=source,
+                    name=attribute,
                     values=dict(values.most_common()) if len(values) <= MOST_VALUES else {},
-                    n=self._n_headers[header],
+                    n=self._n[source, attribute],
                     n_values=len(values),
                 )
-                for header, values in sorted(self._headers.items())
+                for (source, attribute), values in sorted(self._values.items())
             ),
         )
+
+
+def _scalars(document: Mapping[str, Any], parameters: Container[str]) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of the texts, whole numbers and truth values of a body that are in no list.
+
+    Parameters
+    ----------
+    parameters
+        Names that count as parameters already.
+    """
+    waiting: list[tuple[str, Mapping[str, Any], int]] = [("", document, _MOST_DEPTH)]
+    while waiting:
+        prefix, table, depth = waiting.pop()
+        for name, value in table.items():
+            if not name or "." in name or (not prefix and (name in parameters or name in _OF_PROTOCOL)):
+                continue
+            if isinstance(value, Mapping) and depth > 1:
+                waiting.append((f"{prefix}{name}.", value, depth - 1))
+            elif isinstance(value, str | int):
+                yield f"{prefix}{name}", value
 
 
 class _AnyModel(Mapping[str, Model]):

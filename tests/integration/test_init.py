@@ -45,7 +45,13 @@ class Client(threading.Thread):
                 "X-Scanner": "archive" if number % 64 == 0 else "office",
                 "X-Request-Id": str(number),
             }
-            body = json.dumps({"inputs": [tensor]}).encode()
+            body = json.dumps(
+                {
+                    "inputs": [tensor],
+                    "parameters": {"tier": "gold" if number % 2 else "basic", "trace": f"t{number}"},
+                    "context": {"channel": "web" if number % 3 else "phone"},
+                }
+            ).encode()
             try:
                 with urllib.request.urlopen(
                     urllib.request.Request(self._url, body, headers), timeout=20
@@ -89,9 +95,12 @@ def test_a_minute_of_traffic_makes_a_configuration_that_works(tmp_path: Path) ->
     assert (model.name, model.task, model.output_kind) == ("digits", "classification", "logits")
     assert config.capture.headers == ("x-scanner",)
     assert [stratum.headers for stratum in config.sampling.header_strata] == [{"x-scanner": "archive"}]
-    assert [(rule.header, rule.feature, rule.column) for rule in config.slices] == [
-        ("x-scanner", "", None),
-        ("", "value", 1),
+    assert (config.capture.parameters, config.capture.json) == (("tier",), ("context.channel",))
+    assert [(rule.header or rule.parameter or rule.json, rule.column) for rule in config.slices] == [
+        ("x-scanner", None),
+        ("context.channel", None),
+        ("tier", None),
+        ("", 1),
     ]
     compared, changed = (
         int(part)

@@ -13,6 +13,7 @@ from deploy.helm.chart import CHART, OPTIONAL, ROOT
 from deploy.kustomize import Resource, render
 from quantdrift.core.stream.connection import durable_name
 from quantdrift.core.stream.subjects import subject_token
+from quantdrift.init.deployment import helm_values
 from tests.servers.environment import Environment, environment
 
 pytestmark = pytest.mark.servers
@@ -121,6 +122,18 @@ def test_what_a_user_chooses_is_in_the_pods(helm: Environment) -> None:
     assert [trigger["metadata"]["consumer"] for trigger in scaled["triggers"]] == [
         durable_name(f"quantdrift.exchange.{subject_token(name)}") for name in ("digits", "v2.int8 of/all")
     ]
+
+
+def test_values_of_init_render_the_pods_of_the_default(helm: Environment) -> None:
+    """What `quantdrift init --kubernetes` writes changes the ConfigMaps, and what rolls pods when they change."""
+    document = {"sidecar": {"backend": "127.0.0.1:8001"}, "models": [{"name": "digits"}]}
+    values = yaml.safe_load(helm_values(document, memory_bytes=892 * 2**20).text)
+    plain, other = map(_by_identity, _rendered(helm, ROOT / CHART, {}, values))
+    for name, key in (("quantdrift", "config"), ("quantdrift-models", "models")):
+        data = other.pop(("ConfigMap", name))["data"]
+        assert data == ({"config.toml": values[key]} if key == "config" else values[key])
+        del plain["ConfigMap", name]
+    assert _without_additions(other) == _without_additions(plain)
 
 
 def test_an_unknown_value_is_refused(helm: Environment) -> None:

@@ -19,7 +19,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.init.files import read_model_file
 from quantdrift.init.proposal import Choice, Proposal, choose, rate_of, use_traffic
 from quantdrift.init.toml import differences, text_of
-from quantdrift.init.traffic import SeenHeader, SeenModel, Traffic
+from quantdrift.init.traffic import SeenAttribute, SeenModel, Source, Traffic
 
 pytestmark = pytest.mark.unit
 
@@ -165,8 +165,14 @@ def _config(proposal: Proposal, directory: Path) -> Config:
     return config_of(Parts(tomllib.loads(text_of(proposal)), {}), directory / "config.toml", {})
 
 
-def _header(name: str, values: dict[str, int], n_values: int | None = None) -> SeenHeader:
-    return SeenHeader(name=name, values=values, n=1000, n_values=n_values or len(values))
+def _header(name: str, values: dict[str, int], n_values: int | None = None) -> SeenAttribute:
+    return _attribute(Source.HEADER, name, values, n_values)
+
+
+def _attribute(
+    source: Source, name: str, values: dict[str, int], n_values: int | None = None
+) -> SeenAttribute:
+    return SeenAttribute(source=source, name=name, values=values, n=1000, n_values=n_values or len(values))
 
 
 def _proposal() -> Proposal:
@@ -176,13 +182,13 @@ def _proposal() -> Proposal:
     )
 
 
-def _traffic(*headers: SeenHeader) -> Traffic:
+def _traffic(*attributes: SeenAttribute) -> Traffic:
     model = SeenModel(
         protocol=Protocol.OIP_REST,
         name="m",
         versions=("1",),
         n=1000,
-        headers=headers,
+        attributes=attributes,
     )
     return Traffic(seconds=20.0, models=(model,), kept=(), unread={})
 
@@ -201,7 +207,7 @@ def test_headers_become_slices_a_person_and_nothing_else(tmp_path: Path) -> None
     )
     use_traffic(proposal, _traffic(*headers), {})
     text = text_of(proposal)
-    assert list(proposal.headers) == ["x-scanner"]
+    assert list(proposal.groups) == [(Source.HEADER, "x-scanner")]
     assert "Bearer" not in text
     assert "api-key" not in text
     assert "u1" not in text
@@ -213,6 +219,38 @@ def test_headers_become_slices_a_person_and_nothing_else(tmp_path: Path) -> None
     ]
     assert [rule.name for rule in config.slices] == ["scanner"]
     assert config.sampling.rate == rate_of(50.0) == 0.1
+
+
+def test_parameters_and_values_of_the_json_become_slices(tmp_path: Path) -> None:
+    """Each by its own option, with its source in the name where a header has it; persons, secrets and texts are not recorded."""
+    proposal = _proposal()
+    halves = {"a": 500, "b": 500}
+    use_traffic(
+        proposal,
+        _traffic(
+            _header("x-site", halves),
+            _attribute(Source.PARAMETER, "site", halves),
+            _attribute(Source.PARAMETER, "api_token", halves),
+            _attribute(Source.JSON, "context.channel", {"web": 990, "phone": 10}),
+            _attribute(Source.JSON, "context.user", {}, 65),
+            _attribute(Source.JSON, "prompt", {"p" * 80: 500, "q" * 80: 500}),
+        ),
+        {},
+    )
+    config = _config(proposal, tmp_path)
+    assert (config.capture.headers, config.capture.parameters, config.capture.json) == (
+        ("x-site",),
+        ("site",),
+        ("context.channel",),
+    )
+    assert {(rule.name, rule.header, rule.parameter, rule.json) for rule in config.slices} == {
+        ("site", "x-site", "", ""),
+        ("parameter site", "", "site", ""),
+        ("context.channel", "", "", "context.channel"),
+    }
+    assert "# Not recorded, since too many values came: context.user" in text_of(proposal)
+    assert not proposal.rare  # strata are chosen by headers, before a body is read
+    assert (proposal.person, "ppp" in text_of(proposal)) == ("", False)
 
 
 def test_columns_with_few_values_become_slices(tmp_path: Path) -> None:

@@ -1,37 +1,42 @@
 """The command `quantdrift init`."""
 
 import asyncio
+import difflib
 import os
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
+from quantdrift.cli.config_summary import memory_bytes
 from quantdrift.cli.options import JSON, emit
 from quantdrift.cli.output import ProgressLine
 from quantdrift.core.config.address import AddressError, read_address
 from quantdrift.core.config.load import config_of, load
 from quantdrift.core.config.models import PROGRAM
-from quantdrift.core.config.parts import Parts
+from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
+from quantdrift.init.deployment import COMPOSE, VALUES, compose_file, helm_values
 from quantdrift.init.files import ModelFile, read_model_file
-from quantdrift.init.proposal import Choice, Proposal, choose, name_of, use_traffic
+from quantdrift.init.proposal import Choice, Proposal, choose, name_of, slice_names, use_traffic
 from quantdrift.init.references import OpenedReference, program_reference, served_reference
 from quantdrift.init.server import Server, ask_server
-from quantdrift.init.toml import differences, slice_name, text_of
-from quantdrift.init.traffic import Traffic, watch
+from quantdrift.init.toml import differences, text_of
+from quantdrift.init.traffic import Source, Traffic, watch
 
 _LISTEN: Final = "0.0.0.0:8000"
 _BACKEND: Final = "127.0.0.1:8001"
 _MOST_REPLAYED: Final = 64
 _MOST_SHOWN: Final = 4
 _MOST_PLANNED: Final = 6
+_SOURCES: Final = {Source.HEADER: "header", Source.PARAMETER: "parameter", Source.JSON: "value of the JSON"}
 
 
 class Initialised(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +58,8 @@ class Initialised(msgspec.Struct, frozen=True, kw_only=True):
         In a sentence, what the first replays showed; empty: there were none.
     plan
         The table of `quantdrift plan` for the traffic that came; empty: none came, or no reference was opened.
+    deployment
+        The files that run it elsewhere.
     """
 
     file: str
@@ -63,6 +70,26 @@ class Initialised(msgspec.Struct, frozen=True, kw_only=True):
     checked: dict[str, str] = {}
     replays: str = ""
     plan: str = ""
+    deployment: list["WrittenFile"] = []
+
+
+class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file for Compose or Kubernetes.
+
+    Parameters
+    ----------
+    written
+        Whether this call wrote it.
+    differences
+        From the file that was there, as `diff` shows them; empty: it is the same, or it was written.
+    notes
+        What to do before it is used.
+    """
+
+    file: str
+    written: bool
+    differences: list[str]
+    notes: tuple[str, ...]
 
 
 @click.command()
@@ -96,6 +123,14 @@ class Initialised(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="The file to write. One that is there is never changed: the command says how it differs.",
 )
+@click.option(
+    "--compose", is_flag=True, help=f"Write {COMPOSE} beside it, too: all of it in containers on this host."
+)
+@click.option(
+    "--kubernetes",
+    is_flag=True,
+    help=f"Write {VALUES} beside it, too: values for the Helm chart of quantdrift.",
+)
 @click.option("--yes", is_flag=True, help="Ask nothing; take what was found, and defaults.")
 @JSON
 def init(
@@ -108,6 +143,8 @@ def init(
     most_requests: int | None,
     out: Path,
     *,
+    compose: bool,
+    kubernetes: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -115,8 +152,10 @@ def init(
 
     REFERENCE is the model before quantisation: an ONNX file, an exported program of PyTorch (.pt2, which is code and is run), a folder of a
     language model, or a model at a server, http://HOST:PORT/v2/models/NAME. Its outputs tell what is compared, and how. The server at --backend is asked for its protocol and its models. With --watch the command relays requests to it for a while, as
-    the sidecar does, and finds the model's name, the rate, headers that make slices, and edges of input features. At last it opens the
+    the sidecar does, and finds the model's name, the rate, headers, parameters and values of the JSON that make slices, and edges of input features. At last it opens the
     reference and replays what came.
+
+    With --compose and --kubernetes it also writes what runs that configuration in containers. No file that is there is changed: the command says what it would write otherwise.
 
     It asks where it cannot know, unless the input is no terminal, or with --yes. Exit code 2 if something cannot work.
 
@@ -125,6 +164,7 @@ def init(
       quantdrift init models/digits-fp32.onnx
       quantdrift init models/digits-fp32.onnx --candidate models/digits-int8.onnx --backend 127.0.0.1:8001 --watch 60
       quantdrift init models/digits-fp32.onnx --yes --json
+      quantdrift init models/digits-fp32.onnx --compose
       quantdrift init http://127.0.0.1:8002/v2/models/digits-fp32 --backend 127.0.0.1:8001
     """
     asks = not yes and not as_json and sys.stdin.isatty()
@@ -192,6 +232,7 @@ def init(
         checked=checked,
         replays=replayed,
         plan=planned,
+        deployment=list(_deployment(out, compose=compose, kubernetes=kubernetes)),
     )
     if as_json:
         emit(result)
@@ -372,16 +413,16 @@ def _of_candidate(candidate: ModelFile, reference: ModelFile | None) -> list[str
 def _ask_all(proposal: Proposal) -> None:
     """Ask what cannot be known; what was found is the default."""
     proposal.name = _ask("The model's name in requests", proposal.name)
-    for header, shares in list(proposal.headers.items()):
+    for (source, name), shares in list(proposal.groups.items()):
         values = ", ".join(list(shares)[:_MOST_SHOWN])
         more = ", ..." if len(shares) > _MOST_SHOWN else ""
         if not click.confirm(
-            f"Record the header {header} ({values}{more}) and watch each value as a slice?",
+            f"Record the {_SOURCES[source]} {name} ({values}{more}) and watch each value as a slice?",
             default=True,
             err=True,
         ):
-            del proposal.headers[header]
-            proposal.rare = tuple(entry for entry in proposal.rare if entry[0] != header)
+            del proposal.groups[source, name]
+            proposal.rare = tuple(entry for entry in proposal.rare if entry[0] != name)
     if proposal.person and not click.confirm(
         f"Does the header {proposal.person} name a person or session?", default=True, err=True
     ):
@@ -417,6 +458,37 @@ def _write(out: Path, text: str) -> None:
         raise OperatorError(f"{out} cannot be written: {error.strerror or error}") from error
 
 
+def _deployment(out: Path, *, compose: bool, kubernetes: bool) -> Iterator[WrittenFile]:
+    """Write the files that run the configuration as it stands now, or say how those that are there differ."""
+    if not compose and not kubernetes:
+        return
+    config, document = load(out, {}), read_parts(out).document
+    files = []
+    if compose:
+        if out.name != "config.toml":
+            raise OperatorError(f"--compose needs a configuration called config.toml, and {out} is not")
+        files.append(compose_file(document, out.resolve().parent, grace_s=config.sidecar.grace_s))
+    if kubernetes:
+        files.append(helm_values(document, memory_bytes=memory_bytes(config)))
+    for file in files:
+        path = out.parent / file.name
+        is_new = not path.exists()
+        differing: list[str] = []
+        if is_new:
+            _write(path, file.text)
+        else:
+            try:
+                before = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise OperatorError(f"{path} is there and cannot be read: {error}") from error
+            differing = list(
+                difflib.unified_diff(
+                    before.splitlines(), file.text.splitlines(), str(path), "proposed", lineterm="", n=1
+                )
+            )
+        yield WrittenFile(file=str(path), written=is_new, differences=differing, notes=file.notes)
+
+
 def _first_replays(out: Path, kept: Any, *, everything: bool) -> tuple[dict[str, str], str, list[str]]:
     """Open the references as the shadow does, and replay what was captured; return what came, and what is wrong."""
     from quantdrift.cli.release.reference_check import check_references
@@ -437,9 +509,10 @@ def _planned(out: Path, proposal: Proposal, *, quiet: bool) -> str:
     """Return how long a drift would stay unseen in the slices that were seen, as `quantdrift plan` tells it."""
     import quantdrift
 
+    names = slice_names(proposal.groups)
     slices = {
-        f"{slice_name(header)}={value}": share
-        for header, shares in proposal.headers.items()
+        f"{names[group]}={value}": share
+        for group, shares in proposal.groups.items()
         for value, share in list(shares.items())[:_MOST_PLANNED]
     }
     with ProgressLine(quiet=quiet) as progress:
@@ -476,6 +549,15 @@ def _shown(result: Initialised, proposal: Proposal) -> str:
         else []
     )
     lines += ["- Look at this: " + doubt for doubt in proposal.choice.doubts]
+    for file in result.deployment:
+        if file.written:
+            lines += ["", f"{file.file} is written:"]
+        elif file.differences:
+            lines += ["", f"{file.file} is there and was not changed. It would be written so:"]
+            lines += [f"  {line}" for line in file.differences]
+        else:
+            lines += ["", f"{file.file} is there and is the same."]
+        lines += [f"- {note}" for note in file.notes]
     config = "" if result.file == "config.toml" else f" --config {result.file}"
     lines += ["", f"Next: quantdrift up{config}, and send traffic to {proposal.listen}"]
     return "\n".join(lines)
