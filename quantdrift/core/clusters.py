@@ -28,14 +28,16 @@ FORMAT: Final = 1
 MOST_WIDTH: Final = 4096
 MOST_IDS: Final = 128
 """Largest id of a cluster of a model, refits included: each is a slice for ever, with detectors and rows of its own."""
-LEAST_VECTORS: Final = 2_000
-"""Below so many vectors nothing is fitted: 16 clusters have some hundred each then."""
+LEAST_VECTORS: Final = 300
+"""Below so many vectors nothing is fitted: seven clusters of some forty each come of the first ones."""
+ENOUGH_VECTORS: Final = 2_000
+"""A fit to fewer is repeated whenever there are twice as many: 16 clusters have some hundred each then."""
 MOST_VECTORS: Final = 20_000
 """Vectors kept of a model, the newest: some 300 for each of the 64 clusters that it may have at most."""
 NOVELTY_QUANTILE: Final = 0.995
 """At most 1 minus this share of ordinary inputs is expected to be called novel by mistake: one in 200."""
 SAMPLE_SHARE: Final = 0.05
-"""Share of compared items whose vector is stored for the next fit: 2,000 vectors come from 40,000 items."""
+"""Share of compared items whose vector is stored for the next fit: 300 vectors come from 6,000 items, 2,000 from 40,000."""
 _MAGIC: Final = b"QC"
 _HEAD: Final = struct.Struct("<2sBI")  # magic, format, CRC-32 of what follows
 

@@ -69,16 +69,20 @@ def next_commands(
         )
     chosen = f" --reference={number}" if len(configured.references) > 1 else ""
     more = f"{chosen}{options}"
+    untold = slice_problem(config, where, slice_name)
     problem = (
-        slice_problem(config, where, slice_name)
+        ("" if configured.exemplars else untold)
         or task_problem(configured)
         or reference_problem(configured, reference)
     )
+    inputs = (
+        "" if untold else " --inputs FOLDER"
+    )  # without it the commands take exemplars, which know their slice
     commands = []
     if not problem and "cause" not in known:
-        commands.append(_diagnose(reference, alert_id, more, build))
+        commands.append(_diagnose(reference, alert_id, f"{inputs}{more}", build))
     if not problem and not repair_problem(configured, reference) and "repair" not in known:
-        text = f"quantdrift repair {alert_id} --candidate FILE --inputs FOLDER --out REPAIRED{more}"
+        text = f"quantdrift repair {alert_id} --candidate FILE{inputs} --out REPAIRED{more}"
         commands.append(Command(gives="Build repairs", text=text))
     if not gate_problem(configured) and "gate" not in known:
         text = f"quantdrift gate FILE --inputs FOLDER --model={plain(model)} --note={alert_id}{more}"
@@ -88,11 +92,9 @@ def next_commands(
 
 def _diagnose(reference: Reference, alert_id: int, more: str, build: Build | None) -> Command:
     if reference.runtime is Runtime.TORCH:
-        text = (
-            f"quantdrift diagnose {alert_id} --candidate FILE --factory MODULE:FUNCTION --inputs FOLDER{more}"
-        )
+        text = f"quantdrift diagnose {alert_id} --candidate FILE --factory MODULE:FUNCTION{more}"
         return Command(gives="Cause", text=text)
-    text = f"quantdrift diagnose {alert_id} --candidate FILE --inputs FOLDER{more}"
+    text = f"quantdrift diagnose {alert_id} --candidate FILE{more}"
     return Command(
         gives="Cause" if build is Build.TREES else "Cause, if the candidate is an ONNX file in QDQ form",
         text=text,

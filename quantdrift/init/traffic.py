@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import time
 from collections import Counter
@@ -276,7 +277,8 @@ class _Watcher:
         model = self._model(route.protocol, name)
         model.count(head)
         model.count_values(Source.PARAMETER, query.parameters)
-        model.count_values(Source.JSON, dict(_scalars(query.document, set(query.parameters))))
+        scalars = itertools.islice(_scalars(query.document, set(query.parameters)), _MOST_NAMES)
+        model.count_values(Source.JSON, dict(scalars))
         if meta.lost is not None:
             raise LostError(meta.lost, "there is no whole answer")
         answer = parse_head(response[: meta.response_head_bytes])

@@ -360,8 +360,10 @@ def encode_tensors(kind: str, values: Mapping[str, Any], members: Mapping[str, A
     Raises
     ------
     TensorError
-        A value is of another kind, or is on a device, because fetching it would delay the caller.
+        They have no names, or a value is of another kind, or is on a device, because fetching it would delay the caller.
     """
+    if not isinstance(values, Mapping):
+        raise TensorError(f"{kind} are no dictionary of tensors by name")
     tensors: list[dict[str, Any]] = []
     buffers = []
     for name, value in values.items():

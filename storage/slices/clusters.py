@@ -41,9 +41,9 @@ _SPACES: Final = text("""
     ) as n_vectors, (
         select max(e.captured_at) from embedding e
         where (e.model, e.reference_digest, e.space) = (known.model, known.reference_digest, known.space)
-    ) as last_at, newest.made_at as fitted_at, newest.to_at as fitted_to
+    ) as last_at, newest.made_at as fitted_at, newest.to_at as fitted_to, coalesce(newest.n_vectors, 0) as fitted_n
     from known left join lateral (
-        select c.made_at, c.to_at from clustering c
+        select c.made_at, c.to_at, c.n_vectors from clustering c
         where (c.model, c.reference_digest, c.space) = (known.model, known.reference_digest, known.space)
         order by c.id desc limit 1
     ) newest on true
@@ -115,8 +115,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         Model, reference and space of the vectors.
     n_vectors, last_at
         How many there are, and when the newest was captured.
-    fitted_at, fitted_to
-        When their newest clustering was made, and the newest vector it was fitted to; None before the first.
+    fitted_at, fitted_to, fitted_n
+        When their newest clustering was made, the newest vector it was fitted to, and to how many; None and 0 before the first.
     """
 
     model: str
@@ -126,6 +126,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     last_at: datetime
     fitted_at: datetime | None
     fitted_to: datetime | None
+    fitted_n: int
 
 
 class Vectors(msgspec.Struct, frozen=True, kw_only=True, eq=False):

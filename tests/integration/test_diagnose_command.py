@@ -19,9 +19,13 @@ from benchmarks.repair.faults import Fault, Kind, Patient
 from benchmarks.repair.network import OUTPUT, Images, drawn, pages, quantise, write
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Stream
+from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
+from quantdrift.release.diagnose.damaged import Damaged, damaged
+from quantdrift.release.progress import Watch
+from quantdrift.release.setting import Setting
 from quantdrift.release.sites import SwitchableCopy
 from tests.quantised.layers import damage, exported, pages_unlike, quantised, saved, written
 from tests.support.commands import invoked
@@ -264,6 +268,33 @@ async def test_ranges_that_are_too_narrow_together_are_named_in_text_json_and_no
     assert json.loads(note["finding"])["clipping"] == found["clipping"]
 
 
+@pytest.mark.parametrize("name", ["cluster=7", "cluster=(other)", "novel=input"])
+def test_a_learned_slice_is_told_by_exemplars_and_not_by_recorded_inputs(name: str, tmp_path: Path) -> None:
+    """By its name; a cluster of a model without an embedding is unknown."""
+    config = tmp_path / "config.toml"
+    config.write_text(
+        CONFIG.replace('name = "digits"', 'name = "digits"\nembedding = "pool"'), encoding="utf-8"
+    )
+
+    def of(*, is_recorded: bool) -> Damaged:
+        return damaged(
+            Setting.of(config, None),
+            Watch(None),
+            alert=None,
+            model="",
+            slice_name=name,
+            number=None,
+            is_recorded=is_recorded,
+        )
+
+    assert of(is_recorded=False).slice.name == name
+    with pytest.raises(OperatorError, match="Leave --inputs out"):
+        of(is_recorded=True)
+    config.write_text(CONFIG, encoding="utf-8")
+    with pytest.raises(OperatorError, match="has no such slice"):
+        of(is_recorded=False)
+
+
 def _exchange(image: Images, logits: Images, scanner: str) -> Exchange:
     """Return an exchange of one page with its answer, as a sidecar captures it."""
     made = exchange_of(np.zeros((1, 4), np.float32), attributes={"header.x-scanner": scanner})
@@ -272,8 +303,8 @@ def _exchange(image: Images, logits: Images, scanner: str) -> Exchange:
     )
 
 
-async def _publish(folder: Path, queue: Queue, *, exemplars: bool) -> None:
-    """Put pages of both scanners with the answers of the faulty candidate into the stream, or among the exemplars."""
+async def _publish(folder: Path, queue: Queue, *, exemplars: bool, inside: str = "scanner=archive") -> None:
+    """Put pages of both scanners with the answers of the faulty candidate into the stream, or among the exemplars, the bad ones `inside` a slice."""
     copy = SwitchableCopy(folder / "int8.onnx", folder / "fp32.onnx")
     images = np.load(folder / "rec.npz")["image"]
     served, expected = (side({"image": images})[OUTPUT] for side in (copy.served, copy.expected))
@@ -289,7 +320,7 @@ async def _publish(folder: Path, queue: Queue, *, exemplars: bool) -> None:
             continue
         exemplar = Exemplar(
             kind=kind,
-            slice=f"scanner={scanner}",
+            slice=inside if scanner == "archive" else f"scanner={scanner}",
             exchange=exchange,
             items=(ExemplarItem(index=0, flip=bool(flips[row])),),
             reference=(tensor(OUTPUT, expected[row][None]),),
@@ -314,11 +345,16 @@ async def stream(made: tuple[Path, Fault], nats_url: str) -> AsyncIterator[Queue
 
 
 @pytest.mark.release
-async def test_without_inputs_it_works_on_exemplars(made: tuple[Path, Fault], stream: Queue) -> None:
-    """Damaged ones rank and do not count: the share of changed answers is that of the 64 that were drawn."""
+@pytest.mark.parametrize("inside", ["scanner=archive", "cluster=7"])
+async def test_without_inputs_it_works_on_exemplars(
+    made: tuple[Path, Fault], stream: Queue, inside: str
+) -> None:
+    """Damaged ones rank and do not count: the share of changed answers is that of the 64 that were drawn. They know a learned slice, too."""
+    config = made[0] / "stream.toml"
+    config.write_text(config.read_text().replace('name = "digits"', 'name = "digits"\nembedding = "pool"'))
     await stream.ensure_exemplars()
-    await _publish(made[0], stream, exemplars=True)
-    words = ("--slice=scanner=archive", "--config=stream.toml", "--json")
+    await _publish(made[0], stream, exemplars=True, inside=inside)
+    words = (f"--slice={inside}", "--config=stream.toml", "--json")
     done = await asyncio.to_thread(_diagnose, made[0], *words, "--candidate=int8.onnx")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

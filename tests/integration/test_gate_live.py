@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 import pytest
 
-from quantdrift.core.clusters import Anchors, Clustering, cluster_slice
+from quantdrift.core.clusters import Anchors, Clustering, cluster_slice, novel_input
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Budget, Config, Model, Reference, Stream
@@ -655,6 +655,7 @@ def learned(site: Site) -> Site:
             )
         for number in (1, 2, 3, 9):
             await compared_today(site, cluster_slice("digits", number))
+        await compared_today(site, novel_input("digits"))
 
     asyncio.run(fit())
     blind = linear_model()
@@ -744,7 +745,13 @@ def test_recorded_inputs_are_judged_on_learned_and_discovered_slices_where_the_d
     classes = logits_of(x).argmax(axis=1)
     assert flips["cluster=3"]["n"] == (classes == 2).sum()
     assert flips["x-site=s3"]["n"] == 1500
-    assert made["not_judged"] == ["x-user=u1: the recording has no `header.x-user`"]
+    assert made["not_judged"] == [
+        "novel=input: it has little ordinary traffic by design; --slice novel judges it",
+        "x-user=u1: the recording has no `header.x-user`",
+    ]
+    novel = offline("good.onnx", "--slice", "novel", "--json")
+    assert novel.returncode == 4, novel.stderr  # nothing is novel here
+    assert {one["slice"] for one in json.loads(novel.stdout)["slices"]} == {"all", "novel=input"}
     good = offline("good.onnx", "--slice", "cluster", "--junit", "gate.xml")
     assert good.returncode == 0, good.stderr
     assert re.findall(r"^(\S+) +changed answers +pass", good.stdout, re.MULTILINE) == [

@@ -143,6 +143,7 @@ def test_without_server_and_traffic_the_files_are_enough(tmp_path: Path) -> None
         (("http://127.0.0.1:1",), "nothing answers there"),
         (("model-fp32.onnx", "--listen", "here"), "--listen here: it must be HOST:PORT"),
         (("folder",), "is a folder without config.json"),
+        (("model-fp32.onnx", "--compose", "--out", "other.toml"), "needs a configuration called config.toml"),
     ],
 )
 def test_what_cannot_work_is_said_and_nothing_is_written(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import multiprocessing
 import os
 import secrets
@@ -241,11 +242,13 @@ def test_what_is_no_tensor_is_counted_and_nothing_else(pod: Pod, value: Any) -> 
     wait(lambda: pod.count("lost", stratum="faint", reason="decode") == 1, "the other is counted")
 
 
-def test_nonsense_never_reaches_the_caller(pod: Pod) -> None:
-    """Arguments of every wrong kind are errors of the tap's own, counted."""
+def test_nonsense_never_reaches_the_caller(pod: Pod, caplog: pytest.LogCaptureFixture) -> None:
+    """Arguments of every wrong kind are errors of the tap's own, counted; what has no names is called so."""
     tap = pod.tap()
     wrong: Any = object()
-    tap.record(wrong, wrong, headers=FAINT)
+    with caplog.at_level(logging.WARNING):
+        tap.record(wrong, wrong, headers=FAINT)
+    assert "inputs are no dictionary of tensors by name" in caplog.text
     tap.record({}, {}, headers=wrong)
     tap.close()
     wait(lambda: pod.count("observer_errors") >= 1, "it is counted")

@@ -61,3 +61,15 @@ def test_what_moved_is_named() -> None:
         found = moves(before, MeasuredItems(weight=after.weight, cluster=after.cluster, values=moved)).found
         n_found += [one.name for one in found] == ["m3"]
     assert n_found >= 95
+
+
+def test_what_rounding_moves_is_not_named() -> None:
+    """A measure that is 1 in each item, in windows whose means differ by the rounding of their sums."""
+    constant = {"overlap": np.ones(300), "moved": np.zeros(300)}
+    before = MeasuredItems(weight=np.ones(300), cluster=np.arange(300), values=constant)
+    after = MeasuredItems(
+        weight=np.ones(300),
+        cluster=np.arange(300),
+        values={"overlap": np.full(300, 1 + 4e-16), "moved": np.ones(300)},
+    )
+    assert [move.name for move in moves(before, after).found] == ["moved"]

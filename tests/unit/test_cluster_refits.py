@@ -22,6 +22,7 @@ SPACE = Space(
     last_at=NOW,
     fitted_at=NOW - timedelta(days=7),
     fitted_to=NOW - timedelta(days=7),
+    fitted_n=2_000,
 )
 
 
@@ -32,11 +33,25 @@ SPACE = Space(
         ({"fitted_at": None, "fitted_to": None}, True),
         ({"n_vectors": 499}, False),
         ({"fitted_at": NOW - timedelta(days=6.9)}, False),
+        ({"fitted_at": NOW - timedelta(hours=1), "fitted_n": 250}, True),
+        ({"fitted_at": NOW - timedelta(hours=1), "fitted_n": 251}, False),
+        ({"fitted_at": NOW - timedelta(hours=1), "fitted_n": 2_000, "n_vectors": 9_000}, False),
         ({"last_at": NOW - timedelta(days=7)}, False),
         ({"space": "layer of last year"}, False),
         ({"model": "letters"}, False),
     ],
-    ids=["due", "first", "few", "early", "nothing new", "other space", "other model"],
+    ids=[
+        "due",
+        "first",
+        "few",
+        "early",
+        "twice as many",
+        "not twice",
+        "enough",
+        "nothing new",
+        "other space",
+        "other model",
+    ],
 )
 def test_a_space_is_due_with_enough_that_is_new_after_long_enough(
     *, changes: dict[str, Any], expected: bool

@@ -180,10 +180,38 @@ def test_a_label_describes_a_cluster_where_it_is_frequent_and_more_so_than_elsew
         ("everywhere", "left" if place < 40 else "right", f"id={place}", *(("few",) if place < 5 else ()))
         for place in range(120)
     ]
-    left, right, nothing = traits_of(positions, np.full(120, 2.0), labels, 3)
+    left, right, nothing = traits_of(
+        positions, np.full(120, 2.0), labels, [str(place) for place in range(120)], 3
+    )
     assert [trait.label for trait in left] == ["left"]
     assert left[0].share == pytest.approx(0.8)
     assert left[0].lift == pytest.approx(0.8 / (40 / 120))
     assert left[0].count == 40
     assert [trait.label for trait in right] == ["right"]
     assert nothing == ()
+    of_two = [
+        str(place // 60) for place in range(120)
+    ]  # two exchanges show nothing, however many items they have
+    assert traits_of(positions, np.full(120, 2.0), labels, of_two, 3) == [(), (), ()]
+
+
+def test_features_that_formed_a_cluster_say_where_it_lies() -> None:
+    """By name, with both means; a feature that is the same everywhere is none of them."""
+    generator = np.random.default_rng(5)
+    norm = np.concatenate([generator.normal(9, 0.1, 100), generator.normal(1, 0.1, 300)])
+    sample = _sample((0, 1), 1, n=200)
+    fitted = fit_clusters(
+        msgspec.structs.replace(
+            sample, vectors=np.stack([norm, generator.normal(size=400)], axis=1).astype(np.float32)
+        ),
+        msgspec.structs.replace(NAMING, space="features", columns=("norm", "mean"), attributes=()),
+        n_clusters=2,
+        quantile=0.98,
+        previous=None,
+        seed=1,
+    )
+    (far,) = [cluster for cluster in fitted.clusters if cluster.apart and cluster.apart[0].inside > 5]
+    assert [mean.feature for mean in far.apart] == ["norm"]
+    assert far.apart[0].inside == pytest.approx(9, abs=0.1)
+    assert far.apart[0].elsewhere == pytest.approx(1, abs=0.1)
+    assert "header.kind=0" in {trait.label for trait in far.traits}  # an attribute without a slice of its own

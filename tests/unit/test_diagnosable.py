@@ -30,8 +30,9 @@ def _asked(
     where: tuple[Predicate, ...] = BY_HEADER,
     build: Build | None = None,
     known: tuple[str, ...] = (),
+    exemplars: bool = False,
 ) -> NextCommands:
-    model = Model(name="digits", task=task, references=references)
+    model = Model(name="digits", task=task, references=references, exemplars=exemplars)
     return next_commands(
         Config(models=(model,), slices=RULES),
         alert_id=12,
@@ -68,6 +69,18 @@ def test_all_three_are_printed_where_they_can_work() -> None:
     ]
     assert not found.why_not
     assert _programs(_asked(ONNX, known=("cause", "repair"))) == ["gate"]
+
+
+@pytest.mark.parametrize("where", [LEARNED, REST], ids=["learned", "rest"])
+def test_exemplars_tell_what_recorded_inputs_do_not(where: tuple[Predicate, ...]) -> None:
+    """Where they are kept, the commands work on them: without `--inputs`. The gate takes inputs of any slice."""
+    found = _asked(ONNX, where=where, exemplars=True)
+    assert [one.text for one in found.commands] == [
+        "quantdrift diagnose 12 --candidate FILE --data=d",
+        "quantdrift repair 12 --candidate FILE --out REPAIRED --data=d",
+        "quantdrift gate FILE --inputs FOLDER --model=digits --note=12 --data=d",
+    ]
+    assert not found.why_not
 
 
 def test_the_reference_of_the_version_is_named_where_there_are_several() -> None:

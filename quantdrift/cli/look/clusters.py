@@ -36,7 +36,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     ids_left
         Cluster ids that are still unused.
     clusters
-        Per cluster: id, number of vectors, estimated share, radius, traits and medoids.
+        Per cluster: id, number of vectors, estimated share, radius, traits, features apart, and medoids.
     """
 
     model: str
@@ -84,7 +84,7 @@ def fit(config_path: Path, data: Path | None, model: str, anew: bool, dry_run: b
 @click.option("--model", default="", help="Only this model.  [default: all]")
 @JSON
 def clusters(config_path: Path, data: Path | None, model: str, as_json: bool) -> None:
-    """Show the current learned slices: size, frequent attribute values, and typical exchanges.
+    """Show the current learned slices: size, what sets each apart, and typical exchanges.
 
     \b
     Example:
@@ -232,7 +232,17 @@ def _lines(overview: Overview) -> list[str]:
     for cluster in overview.clusters:
         name = "cluster=(other)" if cluster["id"] == OTHER_ID else f"cluster={cluster['id']}"
         traits = ", ".join(
-            f"{trait['label']} x{trait['lift']:.1f} ({trait['count']})" for trait in cluster["traits"]
+            [
+                *(
+                    f"{trait['label']} x{trait['lift']:.1f} ({trait['count']})"
+                    for trait in cluster["traits"]
+                    if trait.get("p_adjusted") is not None  # before, no test was made
+                ),
+                *(
+                    f"{mean['feature']} {mean['inside']:.3g} (elsewhere {mean['elsewhere']:.3g})"
+                    for mean in cluster.get("apart", [])
+                ),
+            ]
         )
         medoid = next(iter(cluster["medoids"]), "")
         rows.append((name, f"{cluster['share']:.2%}", f"{cluster['n']:,}", traits or "-", medoid))
@@ -244,7 +254,7 @@ def _lines(overview: Overview) -> list[str]:
     )
     return [
         *lines,
-        columns(("slice", "share", "vectors", "more frequent than elsewhere", "typical exchange"), rows),
+        columns(("slice", "share", "vectors", "what sets it apart", "typical exchange"), rows),
         "",
         f"  novel=input: {far}",
         f"  novel values: of {values}" if values else "  novel values: no attribute has enough known values",

@@ -82,7 +82,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     multiple=True,
     metavar="RULE",
     help="Judge only the slices of this rule, and all inputs together; `all`: only these; `cluster`, `novel`, `discovered`: learned and"
-    " discovered ones. Repeatable.  [default: every rule, and what the database knows]",
+    " discovered ones. Repeatable.  [default: every rule, and what the database knows without `novel`, which is rare by design]",
 )
 @click.option(
     "--divergence",

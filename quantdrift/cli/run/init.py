@@ -167,6 +167,7 @@ def init(
       quantdrift init models/digits-fp32.onnx --compose
       quantdrift init http://127.0.0.1:8002/v2/models/digits-fp32 --backend 127.0.0.1:8001
     """
+    _check_name(out, compose=compose)
     asks = not yes and not as_json and sys.stdin.isatty()
     say = _Say(quiet=as_json)
     opened = _reference(reference, name, say)
@@ -249,6 +250,11 @@ class _Say:
     def __call__(self, text: str) -> None:
         if not self._quiet:
             click.echo(text, err=True)
+
+
+def _check_name(out: Path, *, compose: bool) -> None:
+    if compose and out.name != "config.toml":
+        raise OperatorError(f"--compose needs a configuration called config.toml, and --out {out} is not")
 
 
 def _ask(question: str, default: str) -> str:
@@ -465,8 +471,6 @@ def _deployment(out: Path, *, compose: bool, kubernetes: bool) -> Iterator[Writt
     config, document = load(out, {}), read_parts(out).document
     files = []
     if compose:
-        if out.name != "config.toml":
-            raise OperatorError(f"--compose needs a configuration called config.toml, and {out} is not")
         files.append(compose_file(document, out.resolve().parent, grace_s=config.sidecar.grace_s))
     if kubernetes:
         files.append(helm_values(document, memory_bytes=memory_bytes(config)))

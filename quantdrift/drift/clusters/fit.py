@@ -36,7 +36,7 @@ from quantdrift.core.clusters import (
     Ints,
     finite_rows,
 )
-from quantdrift.drift.clusters.describe import Trait, traits_of
+from quantdrift.drift.clusters.describe import Apart, Trait, apart, traits_of
 
 _BETTER: Final = 0.95
 _LEAST_IN_CLUSTER: Final = 20
@@ -129,7 +129,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         Scaled distance from the centroid beyond which a vector is not in the cluster; None if there were too few vectors
         to compute it.
     traits
-        Declared slices that are over-represented in it.
+        Declared slices and values of attributes that are over-represented in it.
+    apart
+        Features by which it was formed and lies apart; none in an embedding, whose numbers have no names.
     medoids
         Ids of the exchanges nearest to the centroid: look at these.
     """
@@ -140,6 +142,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     radius: float | None
     traits: tuple[Trait, ...]
     medoids: tuple[str, ...]
+    apart: tuple[Apart, ...] = ()
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -223,7 +226,7 @@ def fit_clusters(
     # Rounded up, so that float32 puts none of the vectors that were measured beyond it.
     radii = np.nextafter((spreads * max(threshold, _TINY)).astype(np.float32), np.float32(np.inf))
     clustering = msgspec.structs.replace(clustering, radii=radii.astype(np.float32))
-    described = _described(clustering, sample)
+    described = _described(clustering, sample, declared=frozenset(naming.attributes))
     return Fitted(clustering=clustering, clusters=described, n_vectors=len(finite))
 
 
@@ -380,10 +383,17 @@ def _identities(
     return tuple(ids), former, next_id
 
 
-def _described(clustering: Clustering, sample: ClusterSample) -> tuple[Cluster, ...]:
+def _described(
+    clustering: Clustering, sample: ClusterSample, *, declared: frozenset[str]
+) -> tuple[Cluster, ...]:
+    """Describe the clusters; attributes that are `declared` describe them by the names of their slices."""
     positions, ratios = clustering.nearest(sample.vectors)
     inside: Ints = np.where(ratios > 1.0, -1, positions)
-    traits = traits_of(inside, sample.weights, sample.labels, len(clustering.ids))
+    labels = [
+        (*names, *(f"{key}={value}" for key, value in attributes.items() if key not in declared))
+        for names, attributes in zip(sample.labels, sample.attributes, strict=True)
+    ]
+    traits = traits_of(inside, sample.weights, labels, sample.exchanges, len(clustering.ids))
     distances = np.linalg.norm(clustering.scaled(sample.vectors) - clustering.centroids[positions], axis=1)
     total = float(sample.weights.sum())
     clusters = []
@@ -399,6 +409,9 @@ def _described(clustering: Clustering, sample: ClusterSample) -> tuple[Cluster, 
                 radius=float(clustering.radii[position]) if np.isfinite(clustering.radii[position]) else None,
                 traits=traits[position],
                 medoids=tuple(exchanges)[:_N_MEDOIDS],
+                apart=apart(sample.vectors, sample.weights, inside == position, clustering.columns)
+                if clustering.columns
+                else (),
             )
         )
     return tuple(sorted(clusters, key=lambda cluster: (cluster.id == OTHER_ID, cluster.id)))

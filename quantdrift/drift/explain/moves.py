@@ -22,6 +22,8 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 from quantdrift.facts.explanation import FEWEST_AFTER, FEWEST_BEFORE
 
 LEVEL = 0.001
+_ROUNDING = 1e-9
+"""Share of a mean by which two sums of the same numbers may differ: a measure that is always 1 has no variance to compare with."""
 
 
 class MeasuredItems(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +77,9 @@ def moves(before: MeasuredItems, after: MeasuredItems) -> Moves:
     for name, old, new in looked:
         variance = max(old.variance * old.n, new.variance * new.n) * (1 / old.n + 1 / new.n)
         least = -float(stdtrit(min(old.n, new.n) - 1, LEVEL / 2 / len(looked)))  # of Student's t
-        if abs(new.value - old.value) > least * math.sqrt(variance):
+        difference = abs(new.value - old.value)
+        is_rounding = difference <= _ROUNDING * max(abs(new.value), abs(old.value))
+        if difference > least * math.sqrt(variance) and not is_rounding:
             moved.append(Move(name=name, before=old.value, after=new.value, se=math.sqrt(variance)))
     moved.sort(key=lambda move: -abs(move.after - move.before) / move.se if move.se else -math.inf)
     return Moves(found=tuple(moved), n_measures=len(looked))

@@ -11,6 +11,7 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.clusters import (
     CLUSTER_KEY,
+    ENOUGH_VECTORS,
     LEAST_VECTORS,
     MOST_IDS,
     MOST_VECTORS,
@@ -41,7 +42,7 @@ from quantdrift.storage.slices.clusters import (
 
 LOOK_EVERY: Final = timedelta(minutes=10)
 REFIT_EVERY: Final = timedelta(days=7)
-"""Time between two fits of the monitor: a whole week, so that no day of the week counts more than another."""
+"""Time between two fits of the monitor to enough vectors: a whole week, so that no day of the week counts more than another."""
 MONITOR: Final = "monitor"
 _CONNECTIONS: Final = 2
 _LOG = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ def configured(config: Config, known_spaces: Sequence[Space]) -> Iterator[Space]
 def due(
     config: Config, known_spaces: Sequence[Space], now: datetime, *, least_vectors: int = LEAST_VECTORS
 ) -> list[Space]:
-    """Return the spaces to be fitted: enough vectors, the last fit long enough ago, and new vectors since.
+    """Return the spaces to be fitted: enough vectors, the last fit long enough ago or of half as many, and new vectors since.
 
     Parameters
     ----------
@@ -166,7 +167,11 @@ def due(
         space
         for space in configured(config, known_spaces)
         if space.n_vectors >= least_vectors
-        and (space.fitted_at is None or now - space.fitted_at >= REFIT_EVERY)
+        and (
+            space.fitted_at is None
+            or now - space.fitted_at >= REFIT_EVERY
+            or (space.fitted_n < ENOUGH_VECTORS and space.n_vectors >= 2 * space.fitted_n)
+        )
         and (space.fitted_to is None or space.last_at > space.fitted_to)
     ]
 

@@ -1,11 +1,12 @@
 """The damaged slice that a diagnosis or a repair is about: that of an alert, or a named one, with its model, reference and exemplars."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from quantdrift.core.clusters import OTHER_ID, cluster_slice, novel_input
 from quantdrift.core.config.schema import Config, Model, Reference, Slice
 from quantdrift.core.diagnosable import repair_problem, slice_problem
 from quantdrift.core.errors import OperatorError
@@ -119,7 +120,14 @@ class Damaged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def damaged(
-    setting: Setting, watch: Watch, *, alert: int | None, model: str, slice_name: str, number: int | None
+    setting: Setting,
+    watch: Watch,
+    *,
+    alert: int | None,
+    model: str,
+    slice_name: str,
+    number: int | None,
+    is_recorded: bool,
 ) -> Damaged:
     """Return the slice of an alert, or the named one.
 
@@ -129,6 +137,8 @@ def damaged(
         The number of an alert; None: `model` and `slice_name` are given, an empty model is the only one.
     number
         That of the reference, from 1; None: the only one.
+    is_recorded
+        Whether recorded inputs are looked at; exemplars know their slice.
 
     Raises
     ------
@@ -147,8 +157,8 @@ def damaged(
     else:
         chosen = model_named(config, model)
         key = _named(config, chosen, slice_name)
-    if problem := slice_problem(config, key.where, key.name):
-        raise OperatorError(problem)
+    if is_recorded and (problem := slice_problem(config, key.where, key.name)):
+        raise OperatorError(f"{problem}. Leave --inputs out: exemplars of it, where they are kept, tell")
     _, reference = chosen_reference(chosen, number)
     return Damaged(
         setting=setting,
@@ -170,11 +180,18 @@ def _most_frequent(kept: Sequence[Exemplar]) -> str:
 def _named(config: Config, model: Model, name: str) -> SliceKey:
     """Return the slice that `--slice` names: a declared one, or that of a value."""
     keys = slices_named(config, model, rules_of(config, model), name)
-    for key in keys:
+    for key in [*keys, *(_learned(model, name) if model.embedding else ())]:
         if key.name == name:
             return key
     listed = ", ".join(f"`{key.name}`" for key in keys if key.name != ALL) or "none is declared"
     raise OperatorError(f"--slice {name}: model `{model.name}` has no such slice; known are: {listed}")
+
+
+def _learned(model: Model, name: str) -> Iterator[SliceKey]:
+    """Yield the learned slices that a name may mean."""
+    yield novel_input(model.name)
+    number = name.partition("=")[2]
+    yield cluster_slice(model.name, int(number) if number.isdecimal() else OTHER_ID)
 
 
 async def _of_alert(setting: Setting, config: Config, alert: int) -> tuple[AlertFact, Sequence[SliceKey]]:

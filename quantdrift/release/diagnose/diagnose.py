@@ -161,7 +161,13 @@ def diagnose(
         raise OperatorError(f"--picture {target}: pictures are .svg or .png files")
     watch = Watch(progress)
     case = damaged(
-        Setting.of(config, data), watch, alert=alert, model=model, slice_name=slice, number=reference
+        Setting.of(config, data),
+        watch,
+        alert=alert,
+        model=model,
+        slice_name=slice,
+        number=reference,
+        is_recorded=inputs is not None,
     )
     copy = open_copy(
         case.model, case.reference, file, factory=factory, digest=digest, threads=case.config.shadow.threads

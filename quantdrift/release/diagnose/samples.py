@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config, Model, Slice
-from quantdrift.core.diagnosable import task_problem
+from quantdrift.core.diagnosable import is_told, task_problem
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind, Tensor
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, feature_key, holds, time_attributes
@@ -126,7 +126,8 @@ def of_waiting(found: Sequence[Exchange], chosen: SliceKey, copy: Copy) -> Sampl
         for condition in chosen.where
     ):
         raise OperatorError(
-            f"exchanges in the stream do not tell the slice {chosen.name}: record inputs of it, and give --inputs"
+            f"no exemplar of the slice {chosen.name} that was drawn at random can be read for this version, and exchanges in the stream do not"
+            " tell who is in it. Let the shadow keep exemplars: models.exemplars = true; or, if it is not learned, record inputs and give --inputs"
         )
     inside = [
         exchange for exchange in found if all(holds(part, exchange.attributes, {}) for part in chosen.where)
@@ -346,7 +347,7 @@ def exemplar_recording(
     ]
     within = _told(chosen, rules, inputs, attributes)
     within |= names == chosen.name
-    of_all = members[ALL]
+    of_all = members[ALL] if is_told(config, chosen.where) else np.arange(0)
     return Recording(
         inputs=inputs,
         names=[f"{exemplar.exchange.id}:{item}" for exemplar, item in rows],

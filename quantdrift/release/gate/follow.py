@@ -22,7 +22,7 @@ from quantdrift.core.stream.connection import Copies, Queue
 from quantdrift.drift.gate import decision, outcome_of
 from quantdrift.facts.gate import Followed, LoadRun, Outcome
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
-from quantdrift.release.gate.found import clusterings_of, is_learned
+from quantdrift.release.gate.found import clusterings_of, is_learned, is_novel
 from quantdrift.release.gate.judge import Asked
 from quantdrift.release.gate.live import LiveGate
 from quantdrift.release.gate.offline import SliceRoute, route_slice
@@ -128,6 +128,9 @@ async def follow(
                 " Leave --alert out to judge the other slices"
             )
         slices = [key for key in slices if key.name in (ALL, job.only)]
+    else:  # what is novel is hardly ever there, and would keep every verdict waiting
+        routed = {name for name, _ in job.routes}
+        slices = [key for key in slices if not is_novel(key) or key.name in routed]
     for runtime in (job.candidate, *(runtime for _, runtime in job.routes)):
         _check_names(job, runtime)
     routes = tuple(

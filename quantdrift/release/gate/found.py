@@ -71,6 +71,19 @@ class FoundSlices(msgspec.Struct, frozen=True, kw_only=True):
             discovered=self.discovered if DISCOVERED in kinds else (),
         )
 
+    def without_novel(self) -> "FoundSlices":
+        """Return those that are not rare by design: to wait for enough of a slice that ordinary traffic hardly has would be endless."""
+        novel = [key for key in self.learned if is_novel(key)]
+        said = tuple(
+            f"{plain(key.name)}: it has little ordinary traffic by design; --slice novel judges it"
+            for key in novel
+        )
+        return msgspec.structs.replace(
+            self,
+            learned=tuple(key for key in self.learned if key not in novel),
+            left_out=(*self.left_out, *said),
+        )
+
     def told_by(self, recorded: Collection[str]) -> "FoundSlices":
         """Return those that the attributes of a recording tell; the others are left out, and it is said."""
         untold = {key.name: absent for key in self.keys if (absent := sorted(_needed(key) - {*recorded}))}
@@ -211,6 +224,11 @@ def is_learned(clusterings: Sequence[Clustering], key: SliceKey) -> bool:
         condition.key == NOVELTY_KEY or (condition.key == CLUSTER_KEY and condition.equals in clusters)
         for condition in key.where
     )
+
+
+def is_novel(key: SliceKey) -> bool:
+    """Return whether a slice has what is novel to a clustering: at most 0.5 % of traffic like that of the fit."""
+    return any(condition.key == NOVELTY_KEY for condition in key.where)
 
 
 def is_of_clustering(key: SliceKey) -> bool:

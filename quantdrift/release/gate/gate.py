@@ -585,7 +585,7 @@ def _found_slices(
     if absent := [kind for kind in kinds if not learned.only([kind]).keys]:
         reasons = "; ".join(learned.left_out) or "none had traffic within the last day"
         raise OperatorError(f"--slice {absent[0]}: there is no such slice to judge ({reasons})")
-    return learned.only(kinds) if kinds else learned
+    return learned.only(kinds) if kinds else learned.without_novel()
 
 
 def _found_of_alert(learned: FoundSlices, alert: AlertFact) -> FoundSlices:

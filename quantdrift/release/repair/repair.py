@@ -174,7 +174,13 @@ def repair(
     kinds = _kinds(only)
     watch = Watch(progress)
     case = damaged(
-        Setting.of(config, data), watch, alert=alert, model=model, slice_name=slice, number=reference
+        Setting.of(config, data),
+        watch,
+        alert=alert,
+        model=model,
+        slice_name=slice,
+        number=reference,
+        is_recorded=inputs is not None,
     )
     if folder.exists() and any(folder.iterdir()):
         raise OperatorError(f"--out {folder} is not empty, and nothing is overwritten: name a new folder")

@@ -1,0 +1,46 @@
+"""The description of clusters: labels that have nothing to do with them are hardly ever named."""
+
+import numpy as np
+import pytest
+
+from quantdrift.drift.clusters.describe import LEVEL, traits_of
+
+pytestmark = pytest.mark.statistical
+
+N_FITS = 400
+
+
+def test_a_label_of_chance_is_named_in_few_fits() -> None:
+    """At most `LEVEL` of the fits name any; at most 4 are expected of 400, and 13 or more then have a probability of 3e-4.
+
+    Each exchange has four items with the same labels in one cluster, so that a test of items would name some in most fits.
+    """
+    rng = np.random.default_rng(20)
+    named = 0
+    for _ in range(N_FITS):
+        n = int(rng.integers(75, 250))
+        of_exchange = rng.integers(-1, 6, size=n)
+        camera, site = rng.integers(0, 4, size=n), rng.choice(12, size=n, p=np.arange(1, 13) / 78)
+        labels = [(f"camera={camera[row]}", f"site={site[row]}") for row in range(n)]
+        traits = traits_of(
+            np.repeat(of_exchange, 4),
+            np.repeat(rng.uniform(1, 20, size=n), 4),
+            [label for label in labels for _ in range(4)],
+            [str(row) for row in range(n) for _ in range(4)],
+            6,
+        )
+        named += any(traits)
+    assert named <= 12, f"{named} of {N_FITS}, {LEVEL:.0%} allowed"
+
+
+def test_a_label_that_sets_a_cluster_apart_is_named_with_300_vectors() -> None:
+    """A site with three times its share in a cluster of 60, in at least 9 of 10 fits (expected: nearly all)."""
+    rng = np.random.default_rng(21)
+    named = 0
+    for _ in range(100):
+        positions = np.repeat(np.arange(5), 60)
+        is_faint = rng.random(300) < np.where(positions == 0, 0.6, 0.15)
+        labels = [("site=faint",) if faint else ("site=clear",) for faint in is_faint.tolist()]
+        (first, *_) = traits_of(positions, np.ones(300), labels, [str(row) for row in range(300)], 5)
+        named += [trait.label for trait in first] == ["site=faint"]
+    assert named >= 90
