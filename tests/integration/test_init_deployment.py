@@ -205,7 +205,7 @@ def test_a_file_that_is_there_is_never_changed(tmp_path: Path) -> None:
 
 def test_headers_strata_and_slices_come_along() -> None:
     """What was found in traffic is in both parts of the values, equal to what it was; addresses of this machine are pointed out."""
-    document = {
+    document: dict[str, Any] = {
         "sidecar": {"listen": "0.0.0.0:8000", "backend": "127.0.0.1:8001"},
         "capture": {"headers": ["x-scanner"], "hmac": ["header.x-user"]},
         "sampling": {
@@ -241,7 +241,9 @@ def test_a_reference_in_pytorch_has_the_image_that_runs_it(tmp_path: Path) -> No
         (tmp_path / name).touch()
     folder = tmp_path / "project"
     folder.mkdir()
-    document = {"models": [{"name": "m", "references": [{"runtime": "torch", "path": "../model-fp32.pt2"}]}]}
+    document: dict[str, Any] = {
+        "models": [{"name": "m", "references": [{"runtime": "torch", "path": "../model-fp32.pt2"}]}]
+    }
     shadow = _compose(compose_file(document, folder, grace_s=25).text).services["shadow"]
     assert shadow.image.startswith("quantdrift-shadow-cuda:")
     assert shadow.volumes[1:] == [

@@ -180,7 +180,8 @@ def _most_frequent(kept: Sequence[Exemplar]) -> str:
 def _named(config: Config, model: Model, name: str) -> SliceKey:
     """Return the slice that `--slice` names: a declared one, or that of a value."""
     keys = slices_named(config, model, rules_of(config, model), name)
-    for key in [*keys, *(_learned(model, name) if model.embedding else ())]:
+    learned = list(_learned(model, name)) if model.embedding else []
+    for key in [*keys, *learned]:
         if key.name == name:
             return key
     listed = ", ".join(f"`{key.name}`" for key in keys if key.name != ALL) or "none is declared"
