@@ -86,8 +86,8 @@ locks: setup ## Write the hashed locks of the images from pyproject.toml and con
 scan: setup ## Compare the locks with the known weaknesses in OSV=all.zip, an export of osv.dev for PyPI; no network
 	$(BIN)/python deploy/scan.py $(OSV)
 
-release: setup ## Build sdist and wheel of the last commit into dist, the same bytes on every machine
-	$(BIN)/python deploy/release.py
+release: setup ## Build sdist and wheel of the last commit into dist, the same bytes on every machine; SIGN=KEY signs them with an SSH key
+	$(BIN)/python deploy/release.py $(if $(SIGN),--sign $(SIGN))
 
 clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) build dist out .quantdrift .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

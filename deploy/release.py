@@ -1,6 +1,7 @@
 """Builds a release: sdist and wheel of a commit, the versions that it was tested with, their SBOM, and checksums.
 
 `make release` runs it in the checkout. Uncommitted changes are not in what it builds, and it is the same byte by byte whoever builds it.
+`--sign KEY` signs the checksums with an SSH key, which may be in an agent or on a token: whoever has the public half knows whose files these are.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+NAMESPACE = "quantdrift-release"  # a signature for something else is none of a release
 _BUILD = "import setuptools.build_meta as backend, sys; print(getattr(backend, sys.argv[1])(sys.argv[2]))"
 
 
@@ -56,6 +58,15 @@ def write_sbom(source: Path, path: Path) -> None:
         cwd=source,
         check=True,
     )
+
+
+def sign(path: Path, key: Path) -> Path:
+    """Sign a file with an SSH key; return the file of the signature, beside it."""
+    signature = path.with_name(f"{path.name}.sig")
+    signature.unlink(missing_ok=True)
+    program = shutil.which("ssh-keygen") or "ssh-keygen"
+    subprocess.run([program, "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE, str(path)], check=True)
+    return signature
 
 
 def _build(hook: str, source: Path, out: Path, epoch_s: int) -> Path:
@@ -105,6 +116,9 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--commit", default="HEAD")
+    parser.add_argument(
+        "--sign", type=Path, metavar="KEY", help="an SSH key, its public half where an agent has the other"
+    )
     options = parser.parse_args(arguments)
     git = ["git", "-C", str(ROOT)]
     command = [*git, "show", "--no-patch", "--format=%ct", options.commit]
@@ -126,6 +140,8 @@ def main(arguments: Sequence[str]) -> None:
         for path in (sdist, wheel, versions, sbom)
     )
     (options.out / "SHA256SUMS").write_text(sums, encoding="utf-8")
+    if options.sign is not None:
+        sign(options.out / "SHA256SUMS", options.sign)
     print(sums, end="")
     if not changes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version()):
         print(

@@ -3,18 +3,22 @@
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 import urllib.request
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from deploy.images.build import CONTAINERFILE, FOLDER, IMAGES, ROOT, default_base, lock_command, provenance
+from deploy.images.pin import main
 from tests.support.image_root import (
     USER,
     can_mount,
@@ -90,6 +94,19 @@ def test_a_lock_names_each_package_by_version_and_hash(name: str) -> None:
 
 
 @pytest.mark.parametrize("target", IMAGES)
+def test_no_package_of_an_image_asks_for_the_source_of_what_uses_it(target: str) -> None:
+    """Whatever is installed here and in the image says a licence, and none of the GPL's family."""
+    installed = {normal(package.name): package.metadata for package in distributions()}
+    here = {name: installed[name] for name in locked(target) if name in installed}
+    assert len(here) > 0.6 * len(locked(target))
+    for name, metadata in here.items():
+        fields = ("License-Expression", "License", "License-File", "Classifier")
+        licences = [text[:200] for field in fields for text in metadata.get_all(field) or ()]
+        assert licences, name
+        assert not any(re.search("GPL|General Public", text) for text in licences), name
+
+
+@pytest.mark.parametrize("target", IMAGES)
 def test_a_lock_has_what_pyproject_asks_for_in_the_versions_that_were_tested(target: str) -> None:
     """A dependency that is added to pyproject.toml, or raised in constraints.txt, needs `make locks`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -132,6 +149,48 @@ def test_a_lock_is_written_for_the_extras_of_its_image() -> None:
     assert command[-8:] == [word for extra in extras for word in ("--extra", extra)]
     assert "--generate-hashes" in command
     assert "--no-emit-index-url" in command
+
+
+def test_the_digests_of_pushed_images_get_into_every_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As kustomize builds them, and into the values of the chart; again with newer ones; one that is missing or none changes nothing."""
+    manifests, folder = tmp_path / "kubernetes", tmp_path / "images"
+    shutil.copytree(ROOT / "deploy" / "kubernetes", manifests)
+    folder.mkdir()
+    before = {path: path.read_bytes() for path in manifests.rglob("*.yaml")}
+
+    def pin(**letters: str) -> None:
+        for name, letter in letters.items():
+            (folder / f"quantdrift-{name}.digest").write_text(f"sha256:{letter * 64}\n", encoding="utf-8")
+        main(["registry.example.com/ml", "--digests", str(folder), "--manifests", str(manifests)])
+
+    for letters in ({}, {"sidecar": "a", "shadow": "b"}, {"monitor": "no digest"}):
+        with pytest.raises(SystemExit):
+            pin(**letters)
+        assert {path: path.read_bytes() for path in manifests.rglob("*.yaml")} == before
+    pin(sidecar="a", shadow="b", monitor="c")
+    pin(monitor="d")
+    values = yaml.safe_load(capsys.readouterr().out.rpartition("images:")[2])
+    assert values["digests"] == {
+        "sidecar": f"sha256:{'a' * 64}",
+        "shadow": f"sha256:{'b' * 64}",
+        "monitor": f"sha256:{'d' * 64}",
+    }
+    for variant in ("central", "relay", "migrate", "envoy"):
+        kustomization = yaml.safe_load(
+            (manifests / variant / "kustomization.yaml").read_text(encoding="utf-8")
+        )
+        assert {entry["digest"][7] for entry in kustomization["images"]} <= set("abd")
+    kubectl = shutil.which("kubectl")
+    if kubectl is not None:
+        command = [kubectl, "kustomize", str(manifests / "central")]
+        built = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        named = set(re.findall(r"image: (\S+)", built))
+        assert named == {
+            f"registry.example.com/ml/quantdrift-{name}@sha256:{letter * 64}"
+            for name, letter in (("shadow", "b"), ("monitor", "d"))
+        }
 
 
 def test_provenance_says_what_an_image_was_made_from() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deploy.release import build_sdist, build_wheel, changes, version, write_sbom
+from deploy.release import NAMESPACE, build_sdist, build_wheel, changes, sign, version, write_sbom
 from tests.integration.conftest import EPOCH_S, copied_checkout
 from tests.support.sidecar.relay_process import free_port, running_backend
 
@@ -110,6 +110,31 @@ def test_the_sbom_of_a_release_names_it_and_the_versions_that_it_was_tested_with
     named = {(part["name"].lower(), part["version"]) for part in document["components"]}
     assert {(name.lower(), pin) for name, pin in pinned} <= named
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_the_checksums_of_a_release_are_signed_by_a_key_and_by_no_other(tmp_path: Path) -> None:
+    """As the release page says how to check: another file, another key, and a signature for something else are refused."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen: apt-get install openssh-client")
+    sums = tmp_path / "SHA256SUMS"
+    for name in ("release", "other"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(tmp_path / name)]
+        subprocess.run(command, check=True)
+    public = (tmp_path / "release.pub").read_text(encoding="utf-8")
+    (tmp_path / "allowed").write_text(f"release {public}", encoding="utf-8")
+
+    def is_valid(content: bytes, namespace: str = NAMESPACE) -> bool:
+        command = ["ssh-keygen", "-Y", "verify", "-f", str(tmp_path / "allowed"), "-I", "release"]
+        command += ["-n", namespace, "-s", f"{sums}.sig"]
+        return subprocess.run(command, input=content, capture_output=True, check=False).returncode == 0
+
+    sums.write_bytes(b"aa  quantdrift.whl\n")
+    assert sign(sums, tmp_path / "other") == sign(sums, tmp_path / "release")
+    assert is_valid(sums.read_bytes())
+    assert not is_valid(b"bb  quantdrift.whl\n")
+    assert not is_valid(sums.read_bytes(), "git")
+    sign(sums, tmp_path / "other")
+    assert not is_valid(sums.read_bytes())
 
 
 def test_the_source_distribution_has_no_link_and_one_directory(sdist: Path) -> None:
