@@ -1,5 +1,6 @@
 """Attacks on the live page, over HTTP: without a login, by other sites, by addresses, and by what is too much."""
 
+import asyncio
 import io
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
+import asyncpg
 import pytest
 from yarl import URL
 
@@ -237,6 +239,28 @@ async def test_followers_without_end_leave_the_pages_to_others(
         ]
         assert statuses == [200] * MOST_FOLLOWERS + [503] * 6
         assert await status_of("GET", f"{url}/", BEARER) == 200
+
+
+async def test_sixteen_questions_that_take_for_ever_leave_the_port_to_others(
+    served: tuple[str, set[tuple[str, str]]], postgres_dsn: str
+) -> None:
+    """While Postgres answers none of them, probes, the login and its style are answered; then each question is."""
+    url, _ = served
+    connection = await asyncpg.connect(postgres_dsn)
+    waiting = "select count(*) from pg_locks where relation = 'alert'::regclass and not granted"
+    try:
+        async with asyncio.TaskGroup() as group:
+            await connection.execute("begin; lock table alert in access exclusive mode")
+            heavy = [group.create_task(status_of("GET", f"{url}/alerts", BEARER)) for _ in range(16)]
+            async with asyncio.timeout(60):
+                while not await connection.fetchval(waiting):
+                    await asyncio.sleep(0.01)
+            assert [await status_of("GET", f"{url}{path}") for path in ("/livez", "/login")] == [200, 200]
+            assert not any(task.done() for task in heavy)
+            await connection.execute("rollback")
+    finally:
+        await connection.close()
+    assert {task.result() for task in heavy} <= {200, 503}
 
 
 async def test_the_name_of_a_header_with_a_line_below_is_another_header(

@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import pickle
 import zipfile
 from collections.abc import Callable
 from operator import attrgetter
@@ -120,6 +121,28 @@ def test_code_that_is_not_pinned_is_not_loaded(tmp_path: Path, form: str) -> Non
         TorchRuntime(opening(path))
 
 
+class _Pickled:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        return open, (str(self._path), "w")
+
+
+@pytest.mark.parametrize("name", ["linear.pt2", "linear.pt", "linear.safetensors"])
+def test_a_pickle_in_a_file_of_somebody_else_is_never_opened(tmp_path: Path, name: str) -> None:
+    """An archive of pickles is code, and nobody pinned it; called weights, it is no file of weights."""
+    path = tmp_path / name
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("linear/data.pkl", pickle.dumps(_Pickled(tmp_path / "PWNED")))
+    options: dict[str, Any] = {"factory": FACTORY} if path.suffix == ".safetensors" else {"digest": ""}
+    with pytest.raises(OperatorError):
+        TorchRuntime(opening(path, **options))
+    assert not (tmp_path / "PWNED").exists()
+
+
 def test_compiled_code_in_an_archive_is_refused(tmp_path: Path) -> None:
     """Of a shared library nothing can be proven."""
     path = exported(tmp_path / "linear.pt2")
@@ -205,6 +228,7 @@ def test_a_tensor_with_two_names_is_stored_once(tmp_path: Path) -> None:
     [
         ("tests.nowhere:made", "no module `tests.nowhere`"),
         ("nowhere.at.all:made", "cannot be imported"),
+        ("os:system", "no module `os`"),
         (f"{HERE}:gone", "AttributeError"),
         (f"{HERE}:failing", "no disk"),
         (f"{HERE}:nothing", "returned str"),

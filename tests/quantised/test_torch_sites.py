@@ -217,6 +217,8 @@ def test_what_cannot_be_diagnosed_says_why(folder: Path, tmp_path: Path) -> None
         _copy(folder, fp32, factory="")
     with pytest.raises(OperatorError, match="must be `package"):
         _copy(folder, fp32, factory="layers.py")
+    with pytest.raises(OperatorError, match="no module `os`"):
+        _copy(folder, fp32, factory="os:system")
     with pytest.raises(OperatorError, match=r"--factory `tests.quantised.layers:nothing` fails"):
         _copy(folder, fp32, factory=f"{HERE}:nothing")
     given = Reference(runtime=Runtime.TORCH, path=str(tmp_path / "int8.pt2"), digest=digest)

@@ -480,7 +480,8 @@ def _ended(**more: Any) -> str:
     return first_screen.alert_line(**usual | more)
 
 
-def _incident(state: IncidentState = IncidentState.OPEN, **more: Any) -> Incident:
+def incident(state: IncidentState = IncidentState.OPEN, **more: Any) -> Incident:
+    """Return an incident of a slice."""
     usual: dict[str, Any] = {
         "id": 3,
         "model": "digits",
@@ -529,26 +530,26 @@ SENTENCES: dict[str, str] = {
     **{
         f"an incident: {name}": headline(incident)
         for name, incident in {
-            "open": _incident(),
-            "open, and nobody is named": _incident(people=None),
-            "open, and nothing is counted yet": _incident(changed=None, people=None),
-            "open, and requests have a price": _incident(
+            "open": incident(),
+            "open, and nobody is named": incident(people=None),
+            "open, and nothing is counted yet": incident(changed=None, people=None),
+            "open, and requests have a price": incident(
                 cost=msgspec.structs.replace(_figure(FigureName.COST, 3_800.0, 3_000.0, 4_600.0), unit="EUR")
             ),
-            "its version was replaced": _incident(
+            "its version was replaced": incident(
                 _MITIGATED, mitigation=Mitigation.REPLACED, serving=("int8-8",)
             ),
-            "its version was replaced by two": _incident(
+            "its version was replaced by two": incident(
                 _MITIGATED, mitigation=Mitigation.REPLACED, serving=("int8-8", "int8-9")
             ),
-            "its slice was routed away": _incident(_MITIGATED, mitigation=Mitigation.ROUTED),
-            "a person mitigated it": _incident(_MITIGATED, mitigation=Mitigation.REPORTED, **_BY_ADA),
-            "recovered": _incident(IncidentState.RECOVERED),
-            "a person closed it": _incident(IncidentState.CLOSED, **_BY_ADA),
-            "its slice is not compared any more": _incident(IncidentState.CLOSED),
+            "its slice was routed away": incident(_MITIGATED, mitigation=Mitigation.ROUTED),
+            "a person mitigated it": incident(_MITIGATED, mitigation=Mitigation.REPORTED, **_BY_ADA),
+            "recovered": incident(IncidentState.RECOVERED),
+            "a person closed it": incident(IncidentState.CLOSED, **_BY_ADA),
+            "its slice is not compared any more": incident(IncidentState.CLOSED),
         }.items()
     },
-    "an incident without labels": unknown_sentence(_incident()),
+    "an incident without labels": unknown_sentence(incident()),
     "an alert of a mitigated incident: routed away": mitigated_sentence("int8-7", "scanner=faint", "routed"),
     "an alert of a mitigated incident: a person says so": mitigated_sentence(
         "int8-7", "scanner=faint", "reported", "ada: scanner=faint goes to the FP32 model"
