@@ -303,8 +303,14 @@ def _exchange(image: Images, logits: Images, scanner: str) -> Exchange:
     )
 
 
-async def _publish(folder: Path, queue: Queue, *, exemplars: bool, inside: str = "scanner=archive") -> None:
-    """Put pages of both scanners with the answers of the faulty candidate into the stream, or among the exemplars, the bad ones `inside` a slice."""
+async def _publish(
+    folder: Path,
+    queue: Queue,
+    *,
+    exemplars: bool,
+    slices: tuple[str, str] = ("scanner=archive", "scanner=office"),
+) -> None:
+    """Put pages of both scanners with the answers of the faulty candidate into the stream, or among the exemplars of two slices, the bad ones first."""
     copy = SwitchableCopy(folder / "int8.onnx", folder / "fp32.onnx")
     images = np.load(folder / "rec.npz")["image"]
     served, expected = (side({"image": images})[OUTPUT] for side in (copy.served, copy.expected))
@@ -320,7 +326,7 @@ async def _publish(folder: Path, queue: Queue, *, exemplars: bool, inside: str =
             continue
         exemplar = Exemplar(
             kind=kind,
-            slice=inside if scanner == "archive" else f"scanner={scanner}",
+            slice=slices[0] if scanner == "archive" else slices[1],
             exchange=exchange,
             items=(ExemplarItem(index=0, flip=bool(flips[row])),),
             reference=(tensor(OUTPUT, expected[row][None]),),
@@ -345,16 +351,16 @@ async def stream(made: tuple[Path, Fault], nats_url: str) -> AsyncIterator[Queue
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("inside", ["scanner=archive", "cluster=7"])
+@pytest.mark.parametrize("slices", [("scanner=archive", "scanner=office"), ("cluster=7", "cluster=3")])
 async def test_without_inputs_it_works_on_exemplars(
-    made: tuple[Path, Fault], stream: Queue, inside: str
+    made: tuple[Path, Fault], stream: Queue, slices: tuple[str, str]
 ) -> None:
     """Damaged ones rank and do not count: the share of changed answers is that of the 64 that were drawn. They know a learned slice, too."""
     config = made[0] / "stream.toml"
     config.write_text(config.read_text().replace('name = "digits"', 'name = "digits"\nembedding = "pool"'))
     await stream.ensure_exemplars()
-    await _publish(made[0], stream, exemplars=True, inside=inside)
-    words = (f"--slice={inside}", "--config=stream.toml", "--json")
+    await _publish(made[0], stream, exemplars=True, slices=slices)
+    words = (f"--slice={slices[0]}", "--config=stream.toml", "--json")
     done = await asyncio.to_thread(_diagnose, made[0], *words, "--candidate=int8.onnx")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
