@@ -32,7 +32,7 @@ class Image(NamedTuple):
 
 
 IMAGES = {
-    "sidecar": Image("quantdrift-sidecar", ()),
+    "sidecar": Image("quantdrift-sidecar", ("language",)),
     "shadow": Image("quantdrift-shadow", ("cpu",)),
     "shadow-cuda": Image("quantdrift-shadow-cuda", ("shadow",)),
     "monitor": Image("quantdrift-monitor", ("monitor", "report", "web", "ext-proc")),

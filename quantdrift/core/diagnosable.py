@@ -12,12 +12,11 @@ import msgspec
 
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime
 from quantdrift.core.records import Predicate
-from quantdrift.core.slices import TIME, feature_key
+from quantdrift.core.slices import CAPTURED, feature_key
 from quantdrift.core.tasks import Build, Task
 from quantdrift.core.text import plain
 
 LEFT: Final = "What is left: serve the slice by the reference, or roll the candidate back"
-_CAPTURED: Final = ("header.", "parameter.", "json.", TIME)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +119,7 @@ def is_told(config: Config, where: Sequence[Predicate]) -> bool:
     """Return whether attributes and features tell a slice: neither learned, nor `(other)`, which depends on what has a place."""
     features = {feature_key(rule) for rule in config.slices if rule.feature}
     return all(
-        (condition.key.startswith(_CAPTURED) or condition.key in features)
+        (condition.key.startswith(CAPTURED) or condition.key in features)
         and (condition.equals, condition.low, condition.high) != (None, None, None)
         for condition in where
     )

@@ -75,6 +75,21 @@ class Protocol(Extensible):
     OPENAI_EMBEDDINGS = "openai-embeddings"
 
 
+class TextAttribute(StrEnum):
+    """What a sidecar can say of a chat, a completion or a text to embed: a word of a short list, never the text."""
+
+    LANGUAGE = "language"
+    SCRIPT = "script"
+    PROMPT_LENGTH = "prompt_length"
+    ANSWER_LENGTH = "answer_length"
+    TURNS = "turns"
+    TOOLS = "tools"
+    JSON = "json"
+    REASONING = "reasoning"
+    CODE = "code"
+    SYSTEM = "system"  # a keyed hash
+
+
 class Way(StrEnum):
     """How an exchange came in."""
 

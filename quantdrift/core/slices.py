@@ -22,6 +22,10 @@ ALL = "all"
 EVERYTHING = "true"  # the predicate of the slice `all`
 TIME: Final = "time."
 """Prefix of the attributes that the time of capture gives: no client sends them, and no exchange stores them."""
+TEXT: Final = "text."
+"""Prefix of what a sidecar says of texts."""
+CAPTURED: Final = ("header.", "parameter.", "json.", TEXT, TIME)
+"""Prefixes of what is known of an exchange when it is captured."""
 MOST_DISCOVERED = 20
 """Most discovered slices of a model that are monitored; as many as a person can still look through."""
 OTHER: Final = "(other)"
@@ -243,6 +247,8 @@ def attribute_key(rule: Slice) -> str:
         return f"{TIME}{rule.time}"
     if rule.header:
         return f"header.{rule.header}"
+    if rule.text:
+        return f"{TEXT}{rule.text}"
     return f"parameter.{rule.parameter}" if rule.parameter else f"json.{rule.json}"
 
 

@@ -226,4 +226,4 @@ def _part(config: Config, model: str, name: str) -> SliceKey:
 
 def _is_open(rule: Slice) -> bool:
     """Return whether each observed value becomes a slice."""
-    return bool(rule.header or rule.parameter or rule.json) and not (rule.values or rule.edges)
+    return bool(rule.header or rule.parameter or rule.json or rule.text) and not (rule.values or rule.edges)

@@ -16,7 +16,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.slices import TIME, attribute_key
+from quantdrift.core.slices import CAPTURED, attribute_key
 from quantdrift.core.text import visible
 from quantdrift.models.runtimes.canaries.canaries import read_inputs
 from quantdrift.models.tensors.arrays import Array
@@ -24,7 +24,6 @@ from quantdrift.models.tensors.arrays import Array
 GROUP: Final = "group"
 """Name of the array by which items are one observation, such as a session."""
 _SUFFIXES: Final = (".npz", ".safetensors")
-_PREFIXES: Final = ("header.", "parameter.", "json.", TIME)
 _ATTRIBUTES: Final = frozenset("USiub")  # kinds of arrays: texts and whole numbers
 
 
@@ -215,7 +214,7 @@ def read(part: RecordedFile, layout: RecordingLayout) -> RecordedItems:
 
 def _key(keys: Mapping[str, str], name: str) -> str:
     """Return the key of the attribute that is called `name`; the name itself where no slice uses it."""
-    return name if name.startswith(_PREFIXES) else keys.get(name, name)
+    return name if name.startswith(CAPTURED) else keys.get(name, name)
 
 
 def _texts(path: Path, name: str, array: Array) -> list[str]:

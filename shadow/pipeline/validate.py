@@ -6,7 +6,7 @@ rule is quarantined with a reason, and others are not affected. The bounds are f
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -68,12 +68,17 @@ class AttributeRules(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, capture: Capture, slices: Iterable[Slice]) -> "AttributeRules":
         """Return the rules of a configuration."""
-        lists = {"header": capture.headers, "parameter": capture.parameters, "json": capture.json}
+        lists: dict[str, Sequence[str]] = {
+            "header": capture.headers,
+            "parameter": capture.parameters,
+            "json": capture.json,
+            "text": capture.text,
+        }
         recorded = {f"{kind}.{name}" for kind, names in lists.items() for name in names}
         recorded |= {
             f"{kind}.{name}" for rule in slices for kind in lists if (name := getattr(rule, kind, ""))
         }
-        return cls(recorded=frozenset(recorded), hashed=frozenset(capture.hmac))
+        return cls(recorded=frozenset(recorded), hashed=frozenset(capture.hashed))
 
     def dropped(self, attributes: Mapping[str, str]) -> frozenset[str]:
         """Return the keys that may not be there, or whose value is no hash and must be one."""

@@ -20,6 +20,7 @@ from quantdrift.core.records import UNANSWERED, Exchange, Latency, Loss, Policy,
 from quantdrift.core.slices import time_attributes
 from quantdrift.core.text import traceparent
 from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash, cut
+from quantdrift.sidecar.capture.text_attributes import TextAttributes
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.protocols import cost, decoder_of
 from quantdrift.sidecar.protocols.adapters import load_adapter
@@ -145,7 +146,7 @@ class Recorder:
     Raises
     ------
     OperatorError
-        An adapter or the protocol of a plug-in cannot be loaded.
+        An adapter or the protocol of a plug-in cannot be loaded, or `capture.text` needs a package that is not installed.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class Recorder:
         self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}
         keyed_hash = KeyedHash(identity.hmac_key, identity.hmac_keys)
         self._attributes = Attributes(config.capture, keyed_hash)
+        self._text_attributes = TextAttributes(config.capture, keyed_hash)
         self._group_hash = keyed_hash if identity.hmac_key else KeyedHash(identity.salt)
         self._policy_history = policy_history or PolicyHistory(config.sampling)
         self._marks = RecheckMarks(identity.mark_salt)
@@ -243,7 +245,8 @@ class Recorder:
             wire=msgspec.structs.replace(wire, model=model),
             # Without the document, which may be large.
             query=msgspec.structs.replace(query, document={}),
-            attributes=self._attributes.pick(heads.request.headers, query.parameters, query.document),
+            attributes=self._attributes.pick(heads.request.headers, query.parameters, query.document)
+            | self._text_attributes.of_request(heads.route.protocol, query),
             n_bytes=len(content),
         )
 
@@ -263,7 +266,7 @@ class Recorder:
         LostError
             The exchange cannot be used; the error has the reason.
         """
-        heads, model, query, attributes = asked.heads, asked.model, asked.query, asked.attributes
+        heads, model, query = asked.heads, asked.model, asked.query
         if heads.lost is not None:
             raise LostError(heads.lost, "there is no answer")
         cost.check()
@@ -272,6 +275,7 @@ class Recorder:
         )
         protocol = heads.route.protocol
         reply = self._decoders[protocol].response(heads.response, content, query, asked.wire)
+        attributes = asked.attributes | self._text_attributes.of_answer(protocol, reply.outputs)
         cost.check()
         group = self._group(heads.request)
         policy = self._policy_of(meta.epoch)

@@ -19,20 +19,23 @@ import torch
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
-from quantdrift.core.config.schema import Config, Generation, Slice
-from quantdrift.core.records import Exchange
+from quantdrift.core.config.schema import Capture, Config, Generation, Slice
+from quantdrift.core.records import Exchange, TextAttribute
 from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.models.tensors.codec import decode
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
+from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 from tests.support.monitor.monitor_processes import connected, running_monitor, until
 from tests.support.shadow.language_models import loaded, opening, remote_opening, rounded
 from tests.support.shadow.openai_exchanges import exchange, prepared
 from tests.support.shadow.vllm_like import VllmLike, serving
+from tests.support.sidecar.raw_exchanges import raw_exchange, recorded_by
 
 pytestmark = pytest.mark.integration
 
@@ -41,6 +44,7 @@ REQUEST = ("what is a slice?", "how does the relay forward bytes?", "what pages 
 GREEDY = {"temperature": 0, "max_tokens": 24}
 LISTS = {"logprobs": True, "top_logprobs": 5}
 IDS = {"return_token_ids": True}
+_N_OF_ONE_LANGUAGE = 60  # of a monitor that judges from 50 on
 LENGTHS = (
     (Path(__file__).resolve().parents[2] / "docs" / "reference" / "comparators" / "generation.md")
     .read_text(encoding="utf-8")
@@ -306,6 +310,68 @@ async def test_answers_are_stored_and_folded(
         )
     assert total["n_items"] == len(REQUEST)
     assert total["divergence"] > 0
+
+
+async def test_damage_of_one_language_is_found_without_any_header(
+    language_folder: Path, fp32: VllmLike, database: Database, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """German prompts get the answers of a copy at four bits, all others those of the FP32 model; nothing but the text says which they are."""
+    torch.set_num_threads(1)
+    model, tokenizer = loaded(language_folder)
+    damaged = VllmLike(rounded(model), tokenizer, name="digits")
+    asked = {
+        "de": (damaged, ("Was ist die Hauptstadt von Peru?", "Erzähle mir etwas über Italien.")),
+        "en": (fp32, ("What is the capital of Peru?", "Tell me something about Italy, please.")),
+    }
+    bodies = [
+        (request, server.answer(CHAT, request)[1])
+        for server, texts in asked.values()
+        for text in texts
+        for request in [{"model": "digits", "messages": [{"role": "user", "content": text}], **GREEDY}]
+    ]
+    told = opening(language_folder)
+    config = Config(
+        models=(msgspec.structs.replace(told.model, name="digits"),),
+        capture=Capture(text=(TextAttribute.LANGUAGE, TextAttribute.TURNS)),
+        slices=(Slice(name="language", text="language"),),
+    )
+    identity = SidecarIdentity(source="pod-1", version="int4", salt=b"salt", hmac_key=b"")
+    recorder = Recorder(LiveConfig.of(config), identity)
+    references = References(config.models, lambda *_: open_reference(told))
+    cases = []
+    for n in range(_N_OF_ONE_LANGUAGE * 2):
+        request, answered = bodies[n % len(bodies)]
+        raw = raw_exchange(path=CHAT, request=request, response=answered, exchange_id=f"{n:032x}", pi1=1.0)
+        recorded = recorded_by(recorder, *raw)
+        assert recorded is not None
+        cases.append(
+            classify(encode(recorded), sequence=n + 1, n_delivered=1, max_deliveries=3, references=references)
+        )
+    batch = Assessor(config, "worker").assess(cases, datetime.now(UTC))
+    assert not batch.quarantined
+    await Writer(database, SystemClock()).store(batch)
+    more = 'task = "generation"\n[capture]\ntext = ["language", "turns"]\n[[slices]]\nname = "language"\ntext = "language"\n'
+    async with (
+        running_monitor(postgres_dsn, tmp_path, notify=more),
+        connected(postgres_dsn) as record,
+    ):
+
+        async def is_found() -> bool:
+            return (await _verdicts(record)).get("language=de") == "firing"
+
+        await until(is_found, "an alert of language=de")
+        verdicts = await _verdicts(record)
+        rows = await record.fetch("select attributes from comparison")
+    assert verdicts["language=en"] not in {"warning", "firing"}
+    attributes = [msgspec.json.decode(row["attributes"]) for row in rows]
+    assert {one["text.language"] for one in attributes} == {"de", "en"}
+    assert {one["text.turns"] for one in attributes} == {"1"}
+
+
+async def _verdicts(record: asyncpg.Connection) -> dict[str, str]:
+    """Return the verdict on each slice."""
+    rows = await record.fetch("select slice.name, verdict from verdict join slice on slice.id = slice_id")
+    return {row["name"]: row["verdict"] for row in rows}
 
 
 async def _is_folded(record: asyncpg.Connection) -> bool:

@@ -175,9 +175,10 @@ def _missing_key(config: Config) -> list[str]:
         key = hmac_key(config)
     except OperatorError:  # a note about the file says so
         return []
-    if key or not config.capture.hmac:
+    if key or not config.capture.hashed:
         return []
-    note = f"capture.hmac names {', '.join(config.capture.hmac)}, and there is no key here"
+    option = "capture.hmac" if config.capture.hmac else "capture.text"
+    note = f"{option} names {', '.join(config.capture.hashed)}, and there is no key here"
     remedy = "without QUANTDRIFT_HMAC_KEY or capture.hmac_key_file (`quantdrift keys new FILE`) the sidecar does not start"
     return [f"{note}: {remedy}"]
 

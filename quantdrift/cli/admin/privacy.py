@@ -36,7 +36,7 @@ _SETTLE_S: Final = 60.0
 _POLL_S: Final = 0.2
 _SENT_S: Final = 1.0  # what was sent at the last moment arrives within it
 _HEX_ID: Final = re.compile(r"[0-9a-f]{32}")
-_ATTRIBUTE: Final = re.compile(r"(header|parameter|json)\..+", re.DOTALL)
+_ATTRIBUTE: Final = re.compile(r"(header|parameter|json|text)\..+", re.DOTALL)
 _NOT_SEARCHED: Final = (
     "files of reports, and copies of them",
     "backups of Postgres and of NATS",
@@ -169,14 +169,14 @@ def wanted_of(config: Config, key: str, value: str) -> WantedData:
     if key != ANY and not _ATTRIBUTE.fullmatch(key):
         raise OperatorError(
             f"`{key}` is unknown: give exchange, trace, any, or a recorded attribute such as header.x-user,"
-            " parameter.NAME or json.PATH"
+            " parameter.NAME, json.PATH or text.NAME"
         )
     shown = cut(value, MAX_VALUE_BYTES)
     if not shown:
         raise OperatorError("the value is empty")
     sticky = config.sampling.sticky_header
     is_group = bool(sticky) and key in {ANY, f"header.{sticky.lower()}", f"header.{sticky}"}
-    is_hashed = key in config.capture.hmac or (key == ANY and bool(config.capture.hmac))
+    is_hashed = key in config.capture.hashed or (key == ANY and bool(config.capture.hashed))
     secret = hmac_key(config) if is_hashed or is_group else b""
     if is_hashed and not secret:
         raise OperatorError(

@@ -318,11 +318,11 @@ def _slices(config: Config) -> Iterator[str]:
     for name, count in Counter((rule.model, rule.name) for rule in config.slices).items():
         if count > 1:
             yield f"slices: the name `{name[1]}` is used {count} times"
-    kinds_of_slice = ("header", "parameter", "json", "time", "feature", "cross")
+    kinds_of_slice = ("header", "parameter", "json", "text", "time", "feature", "cross")
     for rule in config.slices:
         kinds = [kind for kind in kinds_of_slice if getattr(rule, kind)]
         if len(kinds) != 1:
-            yield f"slices `{rule.name}`: it must have exactly one of header, parameter, json, time, feature and cross"
+            yield f"slices `{rule.name}`: it must have exactly one of header, parameter, json, text, time, feature and cross"
             continue
         if rule.name == "all":
             yield "slices: the name `all` is reserved for the slice of all traffic: choose another name"
@@ -363,7 +363,7 @@ def _slice(rule: Slice, kind: str, attributes: set[str], columns: Sequence[str])
         return
     key = f"{kind}.{getattr(rule, kind)}"
     if kind != "time" and key not in attributes:
-        yield f"{where}: {key} is not recorded, add it to capture.{kind}{'' if kind == 'json' else 's'}"
+        yield f"{where}: {key} is not recorded, add it to capture.{kind}{'' if kind in {'json', 'text'} else 's'}"
     if rule.edges and kind != "json":
         yield f"{where}: `edges` belong to a slice by feature or by JSON path: remove them"
     if rule.edges and rule.values:
@@ -396,6 +396,7 @@ def _attributes(config: Config) -> set[str]:
         *(f"header.{name}" for name in capture.headers),
         *(f"parameter.{name}" for name in capture.parameters),
         *(f"json.{path}" for path in capture.json),
+        *(f"text.{name}" for name in capture.text),
     }
 
 

@@ -248,10 +248,11 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
     env = variables() if environment is None else environment
     if role is Role.SIDECAR:
         key = hmac_key(config, env).decode()
-        if config.capture.hmac and not key:
-            raise OperatorError(
-                "capture.hmac is set but has no key: set QUANTDRIFT_HMAC_KEY or capture.hmac_key_file"
+        if config.capture.hashed and not key:
+            option = (
+                "capture.hmac is set but" if config.capture.hmac else "capture.text names `system`, which"
             )
+            raise OperatorError(f"{option} has no key: set QUANTDRIFT_HMAC_KEY or capture.hmac_key_file")
         check_length(key, "the key of capture.hmac")
         if is_key_file(key.encode()):
             try:

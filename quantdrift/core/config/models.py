@@ -12,7 +12,7 @@ from quantdrift.core.config.section import Section, about
 from quantdrift.core.config.tasks import Generation, Ranking, RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.plugins import Extensible
-from quantdrift.core.records import Metric
+from quantdrift.core.records import Metric, TextAttribute
 from quantdrift.core.tasks import Task
 
 _UNLIKELY: Final = 0.1  # 0.05 of equal models, and 0.064 of a small model at 4 bits that is sound
@@ -474,7 +474,7 @@ class Model(Section, frozen=True, kw_only=True):
 
 
 class Slice(Section, frozen=True, kw_only=True):
-    """A part of the traffic that is watched by itself: by attribute (`header`, `parameter`, `json`, `time`), by input `feature`, or by the `cross` of other slices."""
+    """A part of the traffic that is watched by itself: by attribute (`header`, `parameter`, `json`, `text`, `time`), by input `feature`, or by the `cross` of other slices."""
 
     name: Annotated[
         str, about("Name of the slice in alerts; the value or bin is appended."), Meta(min_length=1)
@@ -487,6 +487,13 @@ class Slice(Section, frozen=True, kw_only=True):
         str, about("Request parameter whose values make the slices; it must be in capture.parameters.")
     ] = ""
     json: Annotated[str, about("JSON path whose values make the slices; it must be in capture.json.")] = ""
+    text: Annotated[
+        str,
+        about(
+            "What the sidecar says of a text makes the slices, such as `language` or `turns`; it must be in capture.text."
+        ),
+        Meta(pattern=f"^(|{'|'.join(TextAttribute)})$"),
+    ] = ""
     time: Annotated[
         str,
         about(

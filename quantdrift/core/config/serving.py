@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from quantdrift.core.config.address import ServerUrl, read_server_url
 from quantdrift.core.config.section import GIB, MIB, Section, about
-from quantdrift.core.records import BodyStratum, HeaderStratum, Protocol
+from quantdrift.core.records import BodyStratum, HeaderStratum, Protocol, TextAttribute
 
 
 class Stream(Section, frozen=True, kw_only=True):
@@ -245,6 +245,14 @@ class Capture(Section, frozen=True, kw_only=True):
     json: Annotated[
         tuple[str, ...], about("Paths in the request's JSON to record, e.g. `a.b.0`, as `json.PATH`.")
     ] = ()
+    text: Annotated[
+        tuple[TextAttribute, ...],
+        about(
+            "What to record of chats, completions and texts to embed, as `text.NAME`, each a word of a short list: `language` (needs the "
+            "extra `language`), `script`, `prompt_length`, `answer_length`, `turns`, `tools`, `json`, `reasoning`, `code`, and `system`, the "
+            "keyed hash of the system prompt."
+        ),
+    ] = ()
     hmac: Annotated[
         tuple[str, ...],
         about(
@@ -256,7 +264,7 @@ class Capture(Section, frozen=True, kw_only=True):
         str,
         about(
             "File with the key of that hash: a key file (`quantdrift keys new`), whose keys can be replaced, or any "
-            "text. Empty: QUANTDRIFT_HMAC_KEY. Required when `hmac` names anything."
+            "text. Empty: QUANTDRIFT_HMAC_KEY. Required when `hmac` names anything, or `text` names `system`."
         ),
     ] = ""
     time_zone: Annotated[
@@ -266,6 +274,11 @@ class Capture(Section, frozen=True, kw_only=True):
             "requests, e.g. `Europe/Berlin`."
         ),
     ] = "UTC"
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """The attributes of which only a keyed hash is recorded."""
+        return (*self.hmac, *(["text.system"] if TextAttribute.SYSTEM in self.text else []))
 
 
 class Intake(Section, frozen=True, kw_only=True):

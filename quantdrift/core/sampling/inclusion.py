@@ -12,13 +12,12 @@ from collections.abc import Mapping
 
 from quantdrift.core.config.strata import MARGIN, MODEL
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-
-_CAPTURED = ("header.", "parameter.", "json.", "time.")
+from quantdrift.core.slices import CAPTURED
 
 
 def known_at_capture(condition: Predicate) -> bool:
     """Return whether a sidecar can check a condition: on model, attributes, time or margins, but not on features or clusters."""
-    return condition.key.startswith(_CAPTURED) or condition.key in {MARGIN, MODEL}
+    return condition.key.startswith(CAPTURED) or condition.key in {MARGIN, MODEL}
 
 
 def of_model(where: tuple[Predicate, ...], model: str) -> tuple[Predicate, ...]:

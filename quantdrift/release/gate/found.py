@@ -20,7 +20,7 @@ from quantdrift.core.clusters import (
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.diagnosable import is_told
 from quantdrift.core.records import Exchange
-from quantdrift.core.slices import TIME, SliceKey
+from quantdrift.core.slices import CAPTURED, SliceKey
 from quantdrift.core.text import plain
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.shadow.slices.clusters import ClusterSlices
@@ -32,7 +32,6 @@ from quantdrift.storage.slices.discovery import active_slices
 DISCOVERED: Final = "discovered"
 KINDS: Final = (CLUSTER_KEY, "novel", DISCOVERED)
 """What `--slice` calls them: the beginning of their names, and all discovered ones together."""
-_CAPTURED: Final = ("header.", "parameter.", "json.", TIME)
 
 
 class FoundSlices(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,4 +240,4 @@ def _needed(key: SliceKey) -> set[str]:
     novel = {condition.equals or "" for condition in key.where if condition.key == NOVELTY_KEY} - {
         Novelty.INPUT
     }
-    return novel | {condition.key for condition in key.where if condition.key.startswith(_CAPTURED)}
+    return novel | {condition.key for condition in key.where if condition.key.startswith(CAPTURED)}

@@ -13,7 +13,7 @@ from quantdrift.core.config.schema import Model, Provider, Slice
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.records import Exchange, HeaderStratum, Policy, Sampling, Tensor
 from quantdrift.core.sampling.inclusion import known_at_capture
-from quantdrift.core.slices import ALL, TIME, SliceKey, holds
+from quantdrift.core.slices import ALL, TEXT, TIME, SliceKey, holds
 from quantdrift.core.tasks import Task
 from quantdrift.core.tensors import DTYPES
 from quantdrift.drift.evidence.observations import IntArray
@@ -169,7 +169,9 @@ def route_slice(slices: Sequence[SliceKey], name: str) -> SliceKey:
 
 def is_routable(key: SliceKey) -> bool:
     """Return whether requests of a slice can be told before they are computed."""
-    return all(known_at_capture(condition) and not condition.key.startswith(TIME) for condition in key.where)
+    return all(
+        known_at_capture(condition) and not condition.key.startswith((TEXT, TIME)) for condition in key.where
+    )
 
 
 def served_items(sides: ComparedModels, found: Sequence[Compared]) -> list[IntArray]:
