@@ -1,5 +1,6 @@
 """Free-running answers of the reference: which exchanges get one, and what is computed from it."""
 
+import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -120,6 +121,92 @@ def test_tokens_that_nobody_counted_are_those_that_were_scored() -> None:
     """Of a stream without usage; of an own answer without it nothing is said."""
     assert _beside(_own(n_tokens=6))["length_ratio"] == 0.5
     assert _beside(_own())["length_ratio"] is None
+
+
+WEATHER = '{"city": "Köln", "days": 3}'
+REORDERED = '{"days":3.0,\n "city":"K\\u00f6ln"}'
+
+
+def _calls(*pairs: tuple[str, str]) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(name=name, arguments=arguments) for name, arguments in pairs)
+
+
+@pytest.mark.parametrize(
+    ("served", "own", "same"),
+    [
+        ((("weather", WEATHER),), (("weather", REORDERED),), True),
+        ((("weather", WEATHER),), (("weather", '{"city": "Bonn", "days": 3}'),), False),
+        ((("weather", WEATHER),), (("weather", '{"city": "Köln", "days": "3"}'),), False),
+        ((("weather", WEATHER),), (("forecast", WEATHER),), False),
+        ((("weather", WEATHER),), (("weather", WEATHER), ("weather", WEATHER)), False),
+        ((("a", "{}"), ("b", "{}")), (("b", ""), ("a", "{ }")), True),
+        ((("a", '{"x": true}'),), (("a", '{"x": 1}'),), False),
+        ((("a", '{"x": [1, 2]}'),), (("a", '{"x": [2, 1]}'),), False),
+        ((("a", "{}"),), (), False),
+        ((), (("a", "{}"),), False),
+        ((("a", "{}"),), (("a", "{"),), None),
+        ((), (), None),
+    ],
+)
+def test_tool_calls_are_compared_by_name_and_by_the_value_of_their_arguments(
+    served: Sequence[tuple[str, str]], own: Sequence[tuple[str, str]], *, same: bool | None
+) -> None:
+    """Not by their spelling: two calls at once have no order, lists have one. What cannot be read is not compared."""
+    tools: dict[str, Any] = {"weather": {}, "forecast": {}, "a": {}, "b": {}}
+    options = {"calls": _calls(*served), "tools": tools, "is_repeatable": True}
+    found = _beside(_own(calls=_calls(*own)), **options)
+    assert found["own_same"] is same
+    unchanged = 0.0 if served else math.nan  # by the check of what was called
+    assert found["flip"] == pytest.approx(unchanged if same is None else float(not same), nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("served", "own", "same"),
+    [
+        (WEATHER, REORDERED, True),
+        (WEATHER, '{"city": "Köln"}', False),
+        ("[1, 2]", "[1.0, 2e0]", True),
+        ('{"x": null}', "{}", False),
+        (WEATHER, "not JSON", None),
+        ("[" * 5000 + "]" * 5000, WEATHER, None),
+    ],
+)
+def test_json_is_compared_by_its_value(served: str, own: str, *, same: bool | None) -> None:
+    """Where JSON was asked for; text in free form is not."""
+    assert _beside(_own(text=own), text=served, wants_json=True)["own_same"] is same
+    assert _beside(_own(text=own), text=served)["own_same"] is None
+
+
+def test_a_value_decides_only_where_equal_models_must_agree() -> None:
+    """Without chance, with the same grammar, with both answers whole, and where the runtime tells calls from text."""
+    served: dict[str, Any] = {"text": WEATHER, "wants_json": True, "is_repeatable": True}
+    other = {"text": '{"city": "Bonn", "days": 3}'}
+    assert _beside(_own(**other), **served)["flip"] == 1.0
+    assert _beside(_own(**other), **{**served, "is_repeatable": False})["flip"] == 0.0
+    assert _beside(_own(**other, outcome=FreeAnswerOutcome.UNFORCED), **served)["flip"] == 0.0
+    cut = _beside(_own(**other, is_capped=True, finish_reason="length"), **served)
+    assert (cut["own_same"], cut["flip"]) == (None, 0.0)
+    calls = {"calls": _calls(("a", "{}")), "tools": {"a": {}}, "is_repeatable": True}
+    assert _beside(_own(calls=None), **calls)["own_same"] is None
+    tokens = _beside(_own(text=REORDERED), is_greedy=True, **served)
+    assert (tokens["own_same"], tokens["flip"]) == (True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_repeatable"),
+    [
+        ({"temperature": 0, "response_format": {"type": "json_object"}}, True),
+        ({"temperature": 0, "tool_choice": "required"}, True),
+        ({"top_k": 1}, True),
+        ({"temperature": 0.7}, False),
+        ({}, False),
+    ],
+)
+def test_a_grammar_leaves_an_answer_repeatable(options: dict[str, Any], *, is_repeatable: bool) -> None:
+    """It need not be made of the likeliest tokens, but of the same ones each time."""
+    _, answer, _ = of_chat(chat("yes"), **options)
+    assert answer.is_repeatable is is_repeatable
+    assert not answer.is_greedy or options == {"top_k": 1}
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     is_greedy
         Whether each token had to be the most likely one: no sampling, and nothing that forbids, favours or penalises
         tokens.
+    is_repeatable
+        Whether no token was drawn by chance, whatever forbids or favours tokens: an equal model with the same options gives the same
+        answer.
     temperature
         At which its tokens were drawn; None if it is greedy or that is not known.
     wants_json
@@ -45,6 +48,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     n_tokens: int | None = None
     is_cut: bool = False
     is_greedy: bool = False
+    is_repeatable: bool = False
     temperature: float | None = None
     wants_json: bool = False
     schema: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from quantdrift.models.language.answer import Answer, ToolCall
 from quantdrift.models.language.free_running_answer import free_answer_request
 from quantdrift.models.language.request_options import (
     changes_prompt,
+    draws_nothing,
     ended_itself,
     functions,
     has_grammar,
@@ -196,6 +197,7 @@ def _answers(parts: _ExchangeParts) -> list[Answer]:
             n_tokens=_n_tokens(outputs, index, n_choices),
             is_cut=may_be_cut(parts.options, reasons[index]),
             is_greedy=is_greedy,
+            is_repeatable=draws_nothing(parts.options),
             temperature=temperature,
             wants_json=wants_json,
             schema=schema,

@@ -55,11 +55,14 @@ def json_asked(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
     return kind == "json_object" or guided is not None, object_of(guided)
 
 
+def draws_nothing(options: Mapping[str, Any]) -> bool:
+    """Return whether no token was drawn by chance. Without a temperature the server's own applies: it may be."""
+    return options.get("temperature") == 0 or options.get("top_k") == 1
+
+
 def takes_likeliest(options: Mapping[str, Any]) -> bool:
-    """Return whether decoding was greedy. Without a temperature the server's own applies: not greedy."""
-    if options.get("temperature") != 0 and options.get("top_k") != 1:
-        return False
-    return not constraints(options) and not has_grammar(options)
+    """Return whether decoding was greedy: the likeliest of all tokens at each position."""
+    return draws_nothing(options) and not constraints(options) and not has_grammar(options)
 
 
 def sampling_temperature(options: Mapping[str, Any]) -> float | None:

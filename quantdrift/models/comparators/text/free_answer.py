@@ -7,11 +7,14 @@ a longer answer counts as cut there by a limit. Otherwise a limit that cuts only
   to infinity: above 1 where the candidate's is longer.
 - `finish_changed`: the two end for different reasons within c tokens.
 - `own_json_valid`, `own_tool_calls_valid`: as for the candidate, and undefined where `own_tokens` cut the answer.
+- `own_same`: the two call the same tools with the same arguments, or are the same JSON value (`same_structure`). Undefined where a limit
+  cut one of them, and where the reference's runtime does not tell calls from text.
 - `own_finish_reason`, `own_n_tokens` of the reference's answer, and `own`: its outcome.
 
 Two sampled answers differ by chance alone: only a mean over many says something about the candidate.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +22,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantdrift.models.comparators.text.validity import calls_valid, json_valid
+from quantdrift.models.comparators.text.validity import calls_valid, json_valid, same_structure
 from quantdrift.models.language.answer import Answer
-from quantdrift.models.language.free_running_answer import FreeAnswer
+from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome
 from quantdrift.models.language.scoring import Scores
 
 _CALLED = frozenset({"tool_calls", "function_call"})
@@ -45,6 +48,17 @@ def compare_free_answers(answers: Sequence[Answer], scores: Sequence[Scores]) ->
     return columns
 
 
+def changed_structure(answer: Answer, score: Scores, *, same: bool | None) -> float:
+    """Return whether an answer's calls or JSON are another value than the reference's own: 1, 0, or NaN where that is not decided.
+
+    It is decided where equal models must give equal answers: no token was drawn by chance, and the reference had the same grammar.
+    """
+    own = score.free_answer
+    if same is None or not answer.is_repeatable or own is None or own.outcome is not FreeAnswerOutcome.DONE:
+        return math.nan
+    return float(not same)
+
+
 class _Comparison(msgspec.Struct, frozen=True, kw_only=True):
     finish_changed: bool | None = None
     length_ratio: float | None = None
@@ -52,6 +66,7 @@ class _Comparison(msgspec.Struct, frozen=True, kw_only=True):
     own_finish_reason: str | None = None
     own_json_valid: bool | None = None
     own_n_tokens: int | None = None
+    own_same: bool | None = None
     own_tool_calls_valid: bool | None = None
 
 
@@ -79,5 +94,8 @@ def _compare(answer: Answer, n_scored: int, free_answer: FreeAnswer | None) -> _
         own_finish_reason=free_answer.finish_reason or None,
         own_json_valid=json_valid(reference_answer) if is_whole else None,
         own_n_tokens=free_answer.n_tokens,
+        own_same=same_structure(answer, reference_answer)
+        if is_whole and reason != "length" and not (answer.calls and free_answer.calls is None)
+        else None,
         own_tool_calls_valid=calls_valid(reference_answer) if is_whole else None,
     )

@@ -26,6 +26,8 @@ Two tokens are equally likely if ln p differs by at most `tie`. `divergence` is 
 
 - the candidate's most likely token is not among the reference's most likely ones at some position; without
   log-probabilities, for a greedy answer, some served token is not;
+- tool calls, or requested JSON, are another value than in the reference's own answer (`free_answer`), where the request is repeatable:
+  it decides in place of the tokens;
 - requested JSON, or a tool call, is not valid, or an answer was cut off while still empty;
 - the candidate's log-probabilities are above zero, or it returned nothing at all.
 
@@ -67,7 +69,7 @@ import numpy.typing as npt
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.models.comparators.protocol import Divergences, Flags, Values
-from quantdrift.models.comparators.text.free_answer import compare_free_answers
+from quantdrift.models.comparators.text.free_answer import changed_structure, compare_free_answers
 from quantdrift.models.comparators.text.validity import calls_valid, is_broken, json_valid
 from quantdrift.models.language.answer import Answer
 from quantdrift.models.language.scoring import ANSWER, NO_SCORES, SCORES, Scores
@@ -201,7 +203,18 @@ class GenerationComparator:
             [json_valid(answer) is not None or calls_valid(answer) is not None for answer in answers]
         )
         decides = greedy | (has_positions & known_top) | not_logprobs | checked
-        flip = np.where(p_finite & decides, changed | broken | ~q_finite, np.nan)
+        own = compare_free_answers(answers, reference_scores)
+        structure = np.array(
+            [
+                changed_structure(answer, score, same=same)
+                for answer, score, same in zip(
+                    answers, reference_scores, own["own_same"].tolist(), strict=True
+                )
+            ]
+        )
+        by_value = ~np.isnan(structure)
+        changed = np.where(by_value, structure == 1, changed)
+        flip = np.where(p_finite & (decides | by_value), changed | broken | ~q_finite, np.nan)
         with np.errstate(over="ignore", invalid="ignore"):
             ratio = np.exp(mean(q.logprobs[0] - p.logprobs[0], has_logprob) + undefined)
             perplexity = np.exp(nll)
@@ -232,7 +245,7 @@ class GenerationComparator:
                 "unlikely": np.array(list(map(_unlikely, answers, reference_scores))) + undefined,
                 **over_cells,
                 **{name: values + undefined for name, values in endings(reference_scores).items()},
-                **compare_free_answers(answers, reference_scores),
+                **own,
             },
         )
 

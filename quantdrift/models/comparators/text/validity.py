@@ -1,9 +1,10 @@
-"""The validity of an answer: JSON that can be parsed, and calls of tools that were offered.
+"""The structure of an answer: whether JSON can be parsed and calls are of tools that were offered, and whether two answers say the same in it.
 
 Of a JSON schema only `type: object`, `properties` and `required` are checked, at every depth: a missing property breaks the
 client. Types of values, enumerations and formats are not checked.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -33,6 +34,40 @@ def is_broken(answer: Answer) -> bool:
     """Return whether an answer is unusable: invalid JSON or tool calls, or cut off while still empty."""
     cut_off = answer.is_empty and answer.finish_reason == "length"
     return json_valid(answer) is False or calls_valid(answer) is False or cut_off
+
+
+def same_structure(answer: Answer, other: Answer) -> bool | None:
+    """Return whether two answers to a request call the same tools with the same arguments, or are the same JSON value.
+
+    The order of keys and of calls, white space, and the form of a number (`1`, `1.0`, `1e0`) make no difference. None if neither calls a
+    tool and no JSON was requested, or if one of them cannot be read.
+    """
+    if answer.calls or other.calls:
+        calls = [
+            sorted((call.name, _canonical(call.arguments or "{}") or "") for call in side.calls)
+            for side in (answer, other)
+        ]
+        is_readable = all(arguments for side in calls for _, arguments in side)
+        return calls[0] == calls[1] if is_readable else None
+    values = [_canonical(side.text) for side in (answer, other)]
+    return values[0] == values[1] if answer.wants_json and None not in values else None
+
+
+def _canonical(text: str) -> str | None:
+    """Return the text that all spellings of a JSON value share; None if it is none."""
+    try:
+        return json.dumps(_whole(msgspec.json.decode(text)), sort_keys=True)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _whole(value: Any) -> Any:
+    """Return a JSON value whose whole numbers are integers; truth values stay what they are."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
 def _is_valid(call: ToolCall, tools: Mapping[str, dict[str, Any]]) -> bool:
