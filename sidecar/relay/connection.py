@@ -387,11 +387,11 @@ class Relay:
         now_s, spoke_s = self.loop.time(), time.monotonic()
         n_forwarded = 0
         for connection in list(self.connections):
-            n_answered = connection.backend.n_bytes
             n_bytes = connection.report()
             if n_bytes:
-                if n_bytes >= FEW_BYTES or n_answered != connection.answered_bytes:
-                    connection.spoke_s, connection.answered_bytes = spoke_s, n_answered
+                progress = connection.progress
+                if n_bytes >= FEW_BYTES or progress != connection.last_progress:
+                    connection.spoke_s, connection.last_progress = spoke_s, progress
                 n_forwarded += n_bytes
             connection.expire(now_s)
         self.scope.slot.adjust(Gauge.FORWARDED_BYTES, n_forwarded)
@@ -454,9 +454,9 @@ class RelayedConnection:
     backpressure
         The limits on unsent data of the worker.
     spoke_s : float
-        When the backend last sent something, or the client not only a few bytes, to a second, on the monotonic clock.
-    answered_bytes : int
-        Of the backend, as of then.
+        When it last came on, or passed more than a few bytes, to a second, on the monotonic clock.
+    last_progress : int
+        How far it was then.
     """
 
     __slots__ = (
@@ -472,10 +472,10 @@ class RelayedConnection:
         "_quiet_since_s",
         "_relay",
         "_reported_bytes",
-        "answered_bytes",
         "backend",
         "backpressure",
         "client",
+        "last_progress",
         "spoke_s",
     )
 
@@ -491,7 +491,7 @@ class RelayedConnection:
         self._quiet_since_s = 0.0
         self._observer: ExchangeObserver | None = None
         self.spoke_s = time.monotonic()
-        self.answered_bytes = 0
+        self.last_progress = 0
         self.backpressure = relay.backpressure
         self.client = ConnectionEnd(self)
         self.backend = ConnectionEnd(self)
@@ -617,6 +617,12 @@ class RelayedConnection:
     def waits_for_client(self) -> bool:
         """Whether the client, not the backend, must speak next."""
         return self._observer is not None and self._observer.waits_for_client
+
+    @property
+    def progress(self) -> int:
+        """A number that changes when the connection comes on: with a request over HTTP/2, else with what the backend sends."""
+        n_begun = None if self._observer is None else self._observer.last_stream
+        return self.backend.n_bytes if n_begun is None else n_begun
 
     @property
     def has_no_whole_head(self) -> bool:

@@ -9,6 +9,7 @@ from asyncio import StreamReader, StreamWriter
 from typing import Any
 
 import pytest
+from hpack import Encoder
 
 from quantdrift.cli.config_summary import WAITING_BYTES
 from quantdrift.core.records import Loss
@@ -20,7 +21,7 @@ from quantdrift.sidecar.relay.listener import Listener
 from quantdrift.sidecar.relay.observing import limit
 from quantdrift.sidecar.relay.worker import Watchdog
 from quantdrift.sidecar.state.counters import Count, Gauge
-from tests.support.sidecar.http2_wire import headers, settings
+from tests.support.sidecar.http2_wire import ACK, INFER, PING, frame, headers, settings
 from tests.support.sidecar.relay_rig import (
     DEADLINE_S,
     Bench,
@@ -200,6 +201,40 @@ async def test_a_body_that_goes_on_byte_by_byte_counts_as_silent_and_an_upload_d
         assert uploading.spoke_s > before[1]
         for _, writer in (slow, fast):
             await end(writer)
+        await at.quiet()
+    assert bench.balance() == 0
+
+
+@on_both_loops
+async def test_pings_do_not_keep_the_observer_of_an_http2_connection_that_asks_nothing() -> None:
+    """The backend answers each of them; a new request counts, a ping does not."""
+
+    async def pong(reader: StreamReader, writer: StreamWriter) -> None:
+        writer.write(settings())
+        while await reader.read(65_536):
+            writer.write(frame(PING, ACK, 0, bytes(8)))
+
+    bench = Bench(max_connections=2)
+    encoder = Encoder()
+    async with rig(bench, pong) as at:
+        reader, writer = await at.client()
+        assert await reader.readexactly(len(settings())) == settings()
+
+        async def passed(chunk: bytes) -> float:
+            """Send something; return when the connection counts as having spoken."""
+            writer.write(chunk)
+            async with asyncio.timeout(DEADLINE_S):
+                await reader.readexactly(17)
+            at.relay.tick()
+            (connection,) = at.relay.connections
+            return connection.spoke_s
+
+        asks = [headers(n, encoder.encode([(":method", "POST"), (":path", INFER)])) for n in (1, 3)]
+        began_s = await passed(PREFACE + settings() + asks[0])
+        for _ in range(3):
+            assert await passed(frame(PING, 0, 0, bytes(8))) == began_s
+        assert await passed(asks[1]) > began_s
+        await end(writer)
         await at.quiet()
     assert bench.balance() == 0
 

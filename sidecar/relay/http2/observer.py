@@ -157,6 +157,11 @@ class Http2Observer(ExchangeObserver):
         return not self._last_stream
 
     @property
+    def last_stream(self) -> int:
+        """Number of the newest stream; 0: there was none. Pings and settings do not change it."""
+        return self._last_stream
+
+    @property
     def last_row(self) -> int | None:
         """Row in the table of counts of the last inference request; None: there was none."""
         return self._last_row

@@ -18,7 +18,7 @@ class ObservedConnection(Protocol):
     Attributes
     ----------
     spoke_s
-        When the backend last sent something, or the client not only a few bytes, to about a second, on the monotonic clock.
+        When it last came on, or passed more than a few bytes, to about a second, on the monotonic clock.
     """
 
     spoke_s: float

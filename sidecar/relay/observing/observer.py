@@ -349,6 +349,11 @@ class ExchangeObserver(ABC):
         return False
 
     @property
+    def last_stream(self) -> int | None:
+        """Number of the newest stream of an HTTP/2 connection; None: it is none."""
+        return None
+
+    @property
     def last_row(self) -> int | None:
         """Row in the table of counts of the last inference request; None: there was none."""
         return None
