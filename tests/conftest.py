@@ -70,8 +70,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let several processes share the compilation of the tests, and name what fails when it does."""
+    """Let several processes share the compilation of the tests, and name what fails when it does.
+
+    No garbage is collected while tests are: that would look at a million objects that stay again and again, for a seventh
+    of the time.
+    """
     if hasattr(config, "workerinput"):
+        gc.disable()
         number, count = config.workerinput["workerid"].removeprefix("gw"), config.workerinput["workercount"]
         config.args = turned(config.args, int(number), count)
     else:
@@ -106,6 +111,7 @@ def pytest_collection_finish() -> None:
     """Leave out of later garbage collections what collecting the tests has made: some million objects that stay."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -353,6 +353,7 @@ def test_a_secret_file_that_cannot_be_read_stops_capture_and_not_the_relay(
         assert running.talk(post(b"y")) == answer(b"to y")
 
 
+@pytest.mark.release
 def test_a_killed_supervisor_costs_no_request(tmp_path: Path, backend: Backend) -> None:
     """Clients are served all the time; the next supervisor takes the port over, and what has begun is answered."""
     options = {"SIDECAR__WORKERS": 2, "SIDECAR__DRAIN_DELAY_S": 2}

@@ -251,6 +251,7 @@ def test_nothing_that_happens_behind_it_ends_the_serving_path(memory_path: Path)
         # Its end is asked for while the database hangs.
 
 
+@pytest.mark.release
 def test_killed_and_started_again_it_has_answered_every_request(memory_path: Path) -> None:
     """Its relay workers go on without it, and the next one takes the port from them while requests arrive.
 

@@ -34,6 +34,7 @@ async def _bytes(connection: asyncpg.Connection, table: str) -> float:
     )
 
 
+@pytest.mark.release
 async def test_a_row_of_each_table_takes_what_the_guide_says(
     postgres_dsn: str, record: asyncpg.Connection
 ) -> None:

@@ -274,6 +274,7 @@ def test_the_accuracy_is_asked_of_all_traffic_by_bounding_flips(site: Site) -> N
     assert accuracy["n"] > 370
 
 
+@pytest.mark.release
 def test_labels_that_are_loaded_while_the_gate_runs_count(site: Site) -> None:
     """With --mlperf 99 and no accuracy given, the true classes of some hundred exchanges let a good candidate pass."""
     seen: list[Exchange] = []

@@ -159,6 +159,7 @@ def test_what_cannot_work_is_said_and_nothing_is_written(
     assert not (tmp_path / "config.toml").exists()
 
 
+@pytest.mark.release
 def test_an_exported_program_is_pinned_opened_and_compared(tmp_path: Path) -> None:
     """What it takes and gives, and that the rows which it gives do not add up to 1; another file of that name is refused."""
     from tests.support.shadow.torch_models import exported

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -37,6 +37,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
 from tests.support.commands import invoked
 from tests.support.exposed_secrets import exposed
+from tests.support.in_memory import memory_directory
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -128,68 +129,92 @@ def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
-    """SIGTERM ends every role and server with exit code 0; no secret was in the environment of a process that it started.
+class _Running(NamedTuple):
+    """A `quantdrift up` with its page, and the secrets in its environment."""
 
-    `quantdrift status` meanwhile says that every process works, and what is missing. It asks the ports that the processes
-    have, whatever its own configuration says.
-    """
-    given = {
+    directory: Path
+    config: Path
+    data: Path
+    process: subprocess.Popen[str]
+    secrets: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[_Running]:
+    """Return one that several tests look at; in the end SIGTERM ends every role and server of it with exit code 0."""
+    secrets = {
         "QUANTDRIFT_HMAC_KEY": "canary-of-hashes",
         "QUANTDRIFT_INTAKE_TOKEN": "canary-of-the-intake",
         "QUANTDRIFT_REFERENCE_TOKEN": "canary-of-a-reference",
         "QUANTDRIFT_SAMPLING_SALT": "canary-of-the-salt",
         "QUANTDRIFT_WEB_TOKEN": "canary-of-whoever-reads-the-page",
     }
-    path = _config(memory_path, has_page=True)
-    with _up(path, memory_path / "data", stderr=None, **given) as process:
-        listen = tomllib.loads(path.read_text())["web"]["listen"]
-        _wait_page(listen, memory_path / "data" / STATES, given["QUANTDRIFT_WEB_TOKEN"])
-        children = _family(process)
-        addresses = [
-            (memory_path / "data" / name).read_text().strip() for name in ("dsn", "shadow.dsn", "monitor.dsn")
-        ]
-        passwords = {password for address in addresses if (password := urlsplit(address).password)}
-        assert len(passwords) == 3
-        assert exposed(children, [*given.values(), *passwords]) == []
-        names = ""
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):  # a command of the start has ended meanwhile
-                names += " ".join(child.cmdline()) + " "
-        for part in (
-            "quantdrift.sidecar.relay.worker",
-            "quantdrift.sidecar.capture.process",
-            "shadow",
-            "monitor",
-            "nats-server",
-            "postgres",
-        ):
-            assert part in names
-        assert (memory_path / "data" / "dsn").stat().st_mode & 0o077 == 0
-        config = str(memory_path / "config.toml")
-        other = {f"QUANTDRIFT__{role}__ADMIN": "127.0.0.1:1" for role in ("SIDECAR", "SHADOW", "MONITOR")}
-        done = invoked("status", "-c", config, "--data", "data", "--json", directory=memory_path, **other)
-        found = json.loads(done.stdout)
-        assert done.returncode == 1
-        assert {name for name, state in found["processes"].items() if state["works"]} == {
-            "postgres",
-            "nats",
-            "db upgrade",
-            "setup nats",
-            "setup postgres",
-            "sidecar",
-            "shadow",
-            "monitor",
-            "web",
-        }
-        assert [found["ports"][role]["ready"] for role in ("sidecar", "shadow", "monitor")] == [True] * 3
-        assert found["blockers"][0].startswith(
-            "no sidecar has seen an inference request: send the traffic to "
-        )
-        assert found["blockers"][1] == "no model is configured: add a [[models]]"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    with memory_directory() as parent:
+        directory = parent / "up"
+        directory.mkdir(mode=0o700)
+        config, data = _config(directory, has_page=True), directory / "data"
+        with _up(config, data, stderr=None, **secrets) as process:
+            yield _Running(directory, config, data, process, secrets)
+            children = _family(process)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_it_gets_ready_and_no_secret_is_in_an_environment(running: _Running) -> None:
+    """No secret is in the environment of a process that it started.
+
+    `quantdrift status` says that every process works, and what is missing. It asks the ports that the processes
+    have, whatever its own configuration says.
+    """
+    listen = tomllib.loads(running.config.read_text())["web"]["listen"]
+    _wait_page(listen, running.data / STATES, running.secrets["QUANTDRIFT_WEB_TOKEN"])
+    children = _family(running.process)
+    addresses = [(running.data / name).read_text().strip() for name in ("dsn", "shadow.dsn", "monitor.dsn")]
+    passwords = {password for address in addresses if (password := urlsplit(address).password)}
+    assert len(passwords) == 3
+    assert exposed(children, [*running.secrets.values(), *passwords]) == []
+    names = ""
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a command of the start has ended meanwhile
+            names += " ".join(child.cmdline()) + " "
+    for part in (
+        "quantdrift.sidecar.relay.worker",
+        "quantdrift.sidecar.capture.process",
+        "shadow",
+        "monitor",
+        "nats-server",
+        "postgres",
+    ):
+        assert part in names
+    assert (running.data / "dsn").stat().st_mode & 0o077 == 0
+    other = {f"QUANTDRIFT__{role}__ADMIN": "127.0.0.1:1" for role in ("SIDECAR", "SHADOW", "MONITOR")}
+    done = invoked(
+        "status",
+        "-c",
+        str(running.config),
+        "--data",
+        "data",
+        "--json",
+        directory=running.directory,
+        **other,
+    )
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert {name for name, state in found["processes"].items() if state["works"]} == {
+        "postgres",
+        "nats",
+        "db upgrade",
+        "setup nats",
+        "setup postgres",
+        "sidecar",
+        "shadow",
+        "monitor",
+        "web",
+    }
+    assert [found["ports"][role]["ready"] for role in ("sidecar", "shadow", "monitor")] == [True] * 3
+    assert found["blockers"][0].startswith("no sidecar has seen an inference request: send the traffic to ")
+    assert found["blockers"][1] == "no model is configured: add a [[models]]"
 
 
 def _write_classifier(path: Path) -> None:
@@ -288,15 +313,11 @@ def test_the_quick_start_works_as_typed(memory_path: Path) -> None:
         assert list(memory_path.glob("reports/*.html"))
 
 
-def test_a_second_one_on_the_same_data_is_refused(memory_path: Path) -> None:
+def test_a_second_one_on_the_same_data_is_refused(running: _Running) -> None:
     """Two supervisors would fight for one database."""
-    config = _config(memory_path)
-    with _up(config, memory_path / "data", "--only", "monitor") as process:
-        names = " ".join(" ".join(child.cmdline()) for child in _family(process))
-        assert "sidecar" not in names
-        second = _run(config, memory_path / "data")
-        assert second.returncode == 2
-        assert "another `quantdrift up` uses" in second.stderr
+    second = _run(running.config, running.data)
+    assert second.returncode == 2
+    assert "another `quantdrift up` uses" in second.stderr
 
 
 @pytest.mark.release
@@ -309,7 +330,9 @@ def test_another_worker_finds_its_servers_in_the_data_directory(memory_path: Pat
         return _server_ports(data) <= used
 
     with contextlib.ExitStack() as worker, contextlib.ExitStack() as taken:
-        with _up(config, data, "--only", "monitor"):
+        with _up(config, data, "--only", "monitor") as process:
+            names = " ".join(" ".join(child.cmdline()) for child in _family(process))
+            assert "sidecar" not in names
             command = [sys.executable, "-m", "quantdrift", "shadow", "-c", str(config), "--data", str(data)]
             second = worker.enter_context(subprocess.Popen(command))
             worker.callback(second.terminate)
@@ -452,33 +475,32 @@ def test_the_detectors_are_compiled_before_it_is_up_and_that_is_said(
 
 
 async def test_each_process_has_only_the_rights_of_its_role(
-    memory_path: Path, caplog: pytest.LogCaptureFixture
+    running: _Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At NATS, where nothing is plaintext and nobody gets in without a key, and at Postgres."""
-    config = _config(memory_path)
-    with _up(config, memory_path / "data"):
-        directory = memory_path / "data" / "nats"
-        users = (directory / "nats.conf").read_text()
-        assert users.count("nkey:") == len(NatsRole)
-        assert "user: " not in users.replace('user: "watcher"', "")
-        assert {file.stat().st_mode & 0o777 for file in (directory / "keys").iterdir()} == {0o600}
-        assert (directory / "tls" / "server.key").stat().st_mode & 0o777 == 0o600
-        found = at_data(load(config), memory_path / "data", NatsRole.SIDECAR).stream
-        assert found.url.startswith("tls://")
-        sidecar = await Queue.connect(found, client_name="test", role=NatsRole.SIDECAR)
+    directory = running.data / "nats"
+    users = (directory / "nats.conf").read_text()
+    assert users.count("nkey:") == len(NatsRole)
+    assert "user: " not in users.replace('user: "watcher"', "")
+    assert {file.stat().st_mode & 0o777 for file in (directory / "keys").iterdir()} == {0o600}
+    assert (directory / "tls" / "server.key").stat().st_mode & 0o777 == 0o600
+    found = at_data(load(running.config), running.data, NatsRole.SIDECAR).stream
+    assert found.url.startswith("tls://")
+    sidecar = await Queue.connect(found, client_name="test", role=NatsRole.SIDECAR)
+    with pytest.raises(QuantdriftError):
+        await sidecar.consumer("exchange", ack_wait_s=30)
+    assert "permissions violation" in caplog.text
+    await sidecar.close()
+    for change in ({"credentials_file": ""}, {"ca_file": ""}):
         with pytest.raises(QuantdriftError):
-            await sidecar.consumer("exchange", ack_wait_s=30)
-        assert "permissions violation" in caplog.text
-        await sidecar.close()
-        for change in ({"credentials_file": ""}, {"ca_file": ""}):
-            with pytest.raises(QuantdriftError):
-                await Queue.connect(msgspec.structs.replace(found, **change), client_name="test")
-        owner = await asyncpg.connect((memory_path / "data" / "dsn").read_text().strip())
-        sessions = await owner.fetch(
-            "select usename from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
-        )
-        await owner.close()
-        assert {row["usename"] for row in sessions} - {None} == {
-            "quantdrift_shadow_user",
-            "quantdrift_monitor_user",
-        }
+            await Queue.connect(msgspec.structs.replace(found, **change), client_name="test")
+    owner = await asyncpg.connect((running.data / "dsn").read_text().strip())
+    sessions = await owner.fetch(
+        "select usename from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
+    )
+    await owner.close()
+    # The page, which only reads, has a session while somebody looks at it.
+    assert {row["usename"] for row in sessions} - {None, "quantdrift_reader_user"} == {
+        "quantdrift_shadow_user",
+        "quantdrift_monitor_user",
+    }

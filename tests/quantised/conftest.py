@@ -11,7 +11,6 @@ import numpy.typing as npt
 import onnx
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from tests.quantised.digits import Digits
@@ -59,6 +58,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
 
 
 def _scans() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    from sklearn.datasets import load_digits
+
     bundled = load_digits()
     order = np.random.default_rng(0).permutation(len(bundled.target))
     images = (bundled.images[order, np.newaxis] / 16).astype(np.float32)

@@ -167,6 +167,7 @@ def test_ranges_that_are_too_narrow_together_are_the_cause(patient: Patient) -> 
     assert any(one.outside > 2 * (one.elsewhere or 0.0) for one in clipping.ranges)
 
 
+@pytest.mark.release
 def test_ranges_that_clip_everywhere_are_the_cause_of_all_slices(patient: Patient) -> None:
     """Other slices that clip as much are no excuse where their answers change as well."""
     copy = SwitchableCopy(patient.write(_all_narrow(patient)), patient.reference)

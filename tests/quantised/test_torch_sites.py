@@ -175,9 +175,9 @@ def test_a_fault_is_named_where_layers_cannot_be_divided(folder: Path, tmp_path:
     ("fault", "site", "cause"),
     [
         ({"coarse": "blocks.1.a"}, "W:blocks.1.a", Cause.WEIGHTS),
-        ({"coarse": "conv"}, "W:conv", Cause.WEIGHTS),
+        pytest.param({"coarse": "conv"}, "W:conv", Cause.WEIGHTS, marks=pytest.mark.release),
         ({"scales": {"relu_1": 0.05}}, "A:blocks.0.a", Cause.SATURATION),
-        ({"scales": {"image": 60.0}}, "A:conv", Cause.RESOLUTION),
+        pytest.param({"scales": {"image": 60.0}}, "A:conv", Cause.RESOLUTION, marks=pytest.mark.release),
     ],
     ids=["weight", "folded weight", "range too narrow", "range too wide"],
 )

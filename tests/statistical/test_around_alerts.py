@@ -72,7 +72,9 @@ def told(
     return found
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["resolved", "judged false"])
+@pytest.mark.parametrize(
+    "kept", [pytest.param(False, marks=pytest.mark.release), True], ids=["resolved", "judged false"]
+)
 def test_a_false_alarm_does_not_bring_the_next(*, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After one, back on the baseline from before its onset or with everything taken in, P(alarm by n) <= n / A.
 

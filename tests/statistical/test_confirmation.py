@@ -80,6 +80,7 @@ def test_sampling_weights_are_exact() -> None:
     assert careless / 400 > 0.9
 
 
+@pytest.mark.release
 def test_what_a_search_finds_in_noise_is_not_confirmed_on_later_traffic() -> None:
     """Expected false confirmations per search <= 0.2, the best of some 2,500 slices chosen in each of 60 searches.
 

@@ -80,6 +80,7 @@ def test_independent_requests_in_bursts_are_hardly_ever_called_sessions() -> Non
     assert n_found <= binom.ppf(0.999, n, 0.01 / 32)
 
 
+@pytest.mark.release
 def test_the_evidence_of_a_look_has_mean_one_at_most() -> None:
     """Also with ties: most outcomes are the same. Values above 1 / a come with a probability of at most a."""
     rng = np.random.default_rng(2)

@@ -74,7 +74,9 @@ def judged(exchanges: list[SeenExchange]) -> tuple[LiveTrials, Outcome, int]:
     return gate, Outcome.INSUFFICIENT, len(exchanges)
 
 
-@pytest.mark.parametrize(("at_once", "has_key"), [(1, False), (10, True)])
+@pytest.mark.parametrize(
+    ("at_once", "has_key"), [(1, False), pytest.param(10, True, marks=pytest.mark.release)]
+)
 def test_bursts_that_nobody_declared_do_not_pass_falsely(at_once: int, *, has_key: bool) -> None:
     """At the budget, bursts of 20 of correlation 0.3, one or ten at once: at most 5 % of 30 gates pass, where a third would exchange by exchange.
 

@@ -199,6 +199,7 @@ def test_a_copy_that_mends_its_slice_passes_though_others_are_near_their_budget(
     assert _share([_of_copy(rng, 0.0005, 0.0095).verdict is Outcome.PASS for _ in range(60)]) >= 0.85
 
 
+@pytest.mark.release
 def test_a_copy_that_leaves_its_slice_at_the_budget_does_not_pass() -> None:
     """At most 5 % of 150 pass, plus four standard errors; the other slices are answered without a question, as nothing changes there."""
     rng = np.random.default_rng(8)

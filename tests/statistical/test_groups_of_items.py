@@ -213,7 +213,14 @@ def test_a_tail_without_strata_sees_all_of_its_slice_with_one_rate(*, by_margin:
 WHOLE, INSIDE, WEIGHTED = "edge between strata", "edge inside a stratum", "edge inside a stratum, weighted"
 
 
-@pytest.mark.parametrize("rule", [WHOLE, INSIDE, WEIGHTED])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        WHOLE,
+        pytest.param(INSIDE, marks=pytest.mark.release),
+        pytest.param(WEIGHTED, marks=pytest.mark.release),
+    ],
+)
 def test_a_rate_per_margin_bin_is_harmless_where_its_edges_are_those_of_the_strata(rule: str) -> None:
     """The same boost, seen by the detector of change, which tells margins apart: <= 1/4 at A = 4 n, tau = 0.25.
 

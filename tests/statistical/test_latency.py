@@ -161,6 +161,7 @@ def least_learned_s(x: FloatArray, *, part: int, growth: float = 1.0) -> float:
     return least
 
 
+@pytest.mark.release
 def test_what_is_learned_is_rarely_below_the_true_quantile_whenever_learning_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -37,6 +37,7 @@ def test_weights_change_nothing_at_the_mean_that_is_tested() -> None:
     assert test.seen(0.5 * BUDGET, 0.5).wealth == pytest.approx([of_bet + 1.0 for of_bet in test.wealth])
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_noise_pages_no_more_and_a_drift_beside_it_is_found_in_half_as_long_again() -> None:
     """The laws of the benchmark, 8 runs each.

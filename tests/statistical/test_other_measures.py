@@ -37,7 +37,14 @@ def _window(rng: np.random.Generator, draw: Draw, n: int) -> MeasuredItems:
     ],
     ids=["normal", "exponential", "1 of 500", "1 of 20", "half"],
 )
-@pytest.mark.parametrize(("n_before", "n_after"), [(1_000, 10), (100, 30), (30, 300)])
+@pytest.mark.parametrize(
+    ("n_before", "n_after"),
+    [
+        (1_000, 10),
+        pytest.param(100, 30, marks=pytest.mark.release),
+        pytest.param(30, 300, marks=pytest.mark.release),
+    ],
+)
 def test_few_alerts_name_what_did_not_move(draw: Draw, n_before: int, n_after: int) -> None:
     """Twenty measures of which none moved, rare, skewed and discrete ones among them, in windows of any size.
 

@@ -185,7 +185,7 @@ def test_a_tail_that_thickens_smoothly_is_found() -> None:
     assert claims.smooth_tail(24, 9)["smooth_tail_missed"] <= 2 / 24
 
 
-@pytest.mark.parametrize("days", [1, 7])
+@pytest.mark.parametrize("days", [pytest.param(1, marks=pytest.mark.release), 7])
 def test_a_season_of_the_scale_within_the_tolerance_raises_no_false_alarms(
     days: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

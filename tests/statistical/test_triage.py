@@ -50,7 +50,10 @@ def false_share(rule: Rule, *, months: float, hit: float, seed: int) -> float:
 
 
 @pytest.mark.parametrize("months", [1.0, 3.0])
-@pytest.mark.parametrize("hit", [0.1, 0.167, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "hit",
+    [pytest.param(0.1, marks=pytest.mark.release), 0.167, pytest.param(0.5, marks=pytest.mark.release), 1.0],
+)
 def test_the_false_share_stays_at_alpha_where_the_allowance_is_spent_as_badly_as_can_be(
     months: float, hit: float
 ) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy.special import softmax
-from sklearn.metrics import jaccard_score
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError
@@ -62,6 +61,8 @@ def test_equal_outputs_shift_nothing() -> None:
 
 def test_total_variation_and_overlap_are_those_of_others() -> None:
     """TV is the largest difference over sets of classes; the overlap o of k agrees with Jaccard's o / (2 - o)."""
+    from sklearn.metrics import jaccard_score
+
     rng = np.random.default_rng(2)
     candidate, reference = rng.normal(scale=2, size=(2, 30, 6))
     found = ClassificationComparator(OutputKind.LOGITS, 3).compare(candidate, reference)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import cosine
-from sklearn.neighbors import NearestNeighbors
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.models.comparators.vectors.embedding import EmbeddingComparator
@@ -51,6 +50,8 @@ def test_a_turn_has_its_closed_form(angle: float, distance: float) -> None:
 
 def test_neighbours_are_those_of_an_exact_search() -> None:
     """The overlap is what scikit-learn finds among the vectors that came before; first it is undefined."""
+    from sklearn.neighbors import NearestNeighbors
+
     comparator = EmbeddingComparator(neighbours=5, reservoir=60)
     early = comparator.compare(_vectors(3, 49), _vectors(3, 49))
     assert np.isnan(early.detail["neighbour_overlap"]).all()

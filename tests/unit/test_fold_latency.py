@@ -94,6 +94,7 @@ def test_where_all_traffic_is_slow_the_engine_is_suspected() -> None:
     assert {row.alert.evidence.suspect for row in found} == {Suspect.ENGINE}
 
 
+@pytest.mark.release
 def test_answers_that_have_drifted_too_page_although_a_ticket_is_open() -> None:
     """The slow slice has its ticket; when its answers change, the page comes, and names the flips."""
     stream = timed(batches(1200, faint_flips=0.0), lambda number, _: 0.3 if number > 300 else 0.0)

@@ -99,6 +99,7 @@ def test_the_candidates_noise_is_added_too() -> None:
     assert held_against(outcome)[1] == sides[Side.REFERENCE] + sides[Side.CANDIDATE]
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_noise_that_is_over_ends_with_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the windows have moved on; budgets go down again."""
@@ -142,6 +143,7 @@ def test_a_new_version_begins_with_the_noise_of_the_same_reference(digest: str, 
     assert goes_on is any(row.model_version_id == 9 and row.added == added for row in outcome.floors)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_noise_lifts_a_budget_and_does_not_hide_drift() -> None:
     """Flips of 8 % in one slice, over 1 % and a noise of 1 %, page all the same."""
@@ -151,7 +153,7 @@ def test_noise_lifts_a_budget_and_does_not_hide_drift() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [1, 7])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.release), 7])
 def test_it_resumes_with_the_same_bits(every: int) -> None:
     """However the batches are cut into folds, and with the noise of slices."""
     stream = with_slice_noise(batches(60), 0.08, 0.02)

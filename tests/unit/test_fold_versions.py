@@ -218,6 +218,7 @@ def test_a_straggler_brings_nothing_back_and_a_return_brings_the_alert_back() ->
         assert _episodes(fold.take()) == [(FAINT_ID, Episode.REOPEN, False)]
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_pause_that_a_version_has_come_back_from_ends_its_alert_no_more() -> None:
     """A canary that is sent a burst every ten minutes: its alert comes and goes once, not with each burst."""

@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import pytest
 from scipy.special import rel_entr
-from scipy.stats import entropy
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
@@ -71,6 +70,8 @@ def test_a_uniform_reference_has_the_logarithm_of_its_vocabulary() -> None:
 
 def test_kl_is_that_of_the_listed_tokens_and_the_rest() -> None:
     """SciPy gives the same of the lumped distributions; all of the vocabulary gives KL itself."""
+    from scipy.stats import entropy
+
     whole = told(compared(scores_of(Q, SERVED), scores_of(P, SERVED)))
     assert whole["divergence"] == pytest.approx(rel_entr(np.exp(P), np.exp(Q)).sum(axis=1).mean())
     assert whole["kl_tail"] == pytest.approx(0, abs=1e-12)
@@ -99,6 +100,8 @@ def test_a_copy_counts_as_the_candidate_where_nothing_was_served() -> None:
 
 def test_of_the_served_token_alone_a_bound_is_left() -> None:
     """Two cells: it, and all others."""
+    from scipy.stats import entropy
+
     found = told(compared(scores_of(Q[:1], (0,), k=0), scores_of(P[:1], (0,))))
     assert found["divergence"] == pytest.approx(entropy([0.5, 0.5], [0.4, 0.6]))
     assert math.isnan(found["same_top1"])
@@ -176,6 +179,8 @@ def _respelt(scores: Scores, spelling: dict[bytes, bytes]) -> Scores:
 @pytest.mark.parametrize("spelling", [b"alike", "\N{REPLACEMENT CHARACTER}".encode(), b""])
 def test_tokens_with_the_same_text_make_no_flip(spelling: bytes) -> None:
     """Parts of characters mostly. No flip comes of them."""
+    from scipy.stats import entropy
+
     both = {b"t0": spelling, b"t1": spelling}
     candidate, reference = (
         _respelt(scores_of(side[:1], (2,), ids=ids), both) for side, ids in ((Q, False), (P, True))

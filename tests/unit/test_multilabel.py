@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import expit, rel_entr
-from sklearn.metrics import hamming_loss, jaccard_score
 
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.errors import QuarantineError
@@ -27,6 +26,8 @@ PAIR = arrays(
 
 def test_figures_are_those_of_scipy_and_scikit_learn() -> None:
     """KL of each label, Hamming loss, and Jaccard by sample, on logits that leave some sets empty."""
+    from sklearn.metrics import hamming_loss, jaccard_score
+
     candidate, reference = np.random.default_rng(3).normal(loc=-1, scale=2, size=(2, 60, 5))
     found = LOGITS.compare(candidate.astype(np.float32), reference.astype(np.float32))
     q, p = (expit(side.astype(np.float32).astype(np.float64)) for side in (candidate, reference))

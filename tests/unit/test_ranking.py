@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.stats import kendalltau
-from sklearn.metrics import ndcg_score
 
 from quantdrift.core.config.tasks import Ranking
 from quantdrift.core.errors import QuarantineError
@@ -29,6 +27,8 @@ PAIR = arrays(
 @pytest.mark.parametrize("k", [0, 1, 5])
 def test_the_loss_is_that_of_scikit_learns_ndcg(k: int) -> None:
     """Of the candidate's order under the reference's scores, scaled to gains from 0 to 1."""
+    from sklearn.metrics import ndcg_score
+
     candidate, reference = np.random.default_rng(6).normal(size=(2, 30, 12))
     found = RankingComparator(Ranking(), top_k=k).compare(candidate, reference)
     low, high = reference.min(axis=1, keepdims=True), reference.max(axis=1, keepdims=True)
@@ -42,6 +42,8 @@ def test_the_loss_is_that_of_scikit_learns_ndcg(k: int) -> None:
 @pytest.mark.parametrize("n", [2, 3, 17, 64, 130])
 def test_tau_is_scipys(n: int) -> None:
     """With ties and things left out."""
+    from scipy.stats import kendalltau
+
     rng = np.random.default_rng(n)
     first, second = rng.integers(0, 6, size=(2, 40, n)).astype(float)
     kept = rng.random((40, n)) < 0.8

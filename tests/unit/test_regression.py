@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from sklearn.metrics import max_error, mean_absolute_error, mean_absolute_percentage_error
 
 from quantdrift.core.config.tasks import Regression
 from quantdrift.core.errors import QuarantineError
@@ -25,6 +24,8 @@ PAIR = arrays(
 
 def test_errors_are_those_of_scikit_learn() -> None:
     """Mean absolute percentage error, mean absolute error and the largest, item by item."""
+    from sklearn.metrics import max_error, mean_absolute_error, mean_absolute_percentage_error
+
     reference = np.random.default_rng(4).uniform(1, 9, size=(20, 6))
     candidate = reference + np.random.default_rng(5).normal(scale=0.3, size=reference.shape)
     found = PLAIN.compare(candidate.astype(np.float32), reference.astype(np.float32))

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy.ndimage import distance_transform_edt
-from sklearn.metrics import jaccard_score
 
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.config.vision import Segmentation
@@ -231,6 +230,7 @@ def test_what_is_no_map_is_refused(candidate: Map, reference: Map, message: str)
 def test_the_overlap_is_that_of_scikit_learn_and_torchmetrics(seed: int) -> None:
     """On the same maps, over the classes that there are."""
     import torch
+    from sklearn.metrics import jaccard_score
     from torchmetrics.functional.segmentation import mean_iou
 
     candidate, reference = (side.argmax(axis=0) for side in _blobs(seed))
