@@ -25,13 +25,13 @@ def digests(folder: Path) -> dict[str, str]:
     ValueError
         There is none, or a file has something else.
     """
-    found = {path.stem: path.read_text(encoding="utf-8").strip() for path in sorted(folder.glob("*.digest"))}
-    if not found:
+    named = {path.stem: path.read_text(encoding="utf-8").strip() for path in sorted(folder.glob("*.digest"))}
+    if not named:
         raise ValueError(f"{folder} has no file NAME.digest: push with `--digestfile {folder}/NAME.digest`")
-    for name, digest in found.items():
+    for name, digest in named.items():
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"{folder / name}.digest is no digest: it must be sha256: and 64 digits")
-    return found
+    return named
 
 
 def pinned(text: str, registry: str, named: Mapping[str, str]) -> str:

@@ -256,7 +256,6 @@ async def test_sixteen_questions_that_take_for_ever_leave_the_port_to_others(
                 while not await connection.fetchval(waiting):
                     await asyncio.sleep(0.01)
             assert [await status_of("GET", f"{url}{path}") for path in ("/livez", "/login")] == [200, 200]
-            assert not any(task.done() for task in heavy)
             await connection.execute("rollback")
     finally:
         await connection.close()
