@@ -23,14 +23,15 @@ _TEMPLATE: Final = (
 )
 
 
-def make(directory: Path) -> Path:
-    """Write the folder `reference` to `directory`, and return it."""
+def make(directory: Path, *, steps: int = _STEPS) -> Path:
+    """Train for so many steps, write the folder `reference` to `directory`, and return it."""
     disable_progress_bar()
     torch.set_num_threads(1)  # where others compute too, two threads wait for each other ten times as long
     texts = _texts()
     tokenizer = _tokenizer(texts)
     model = _model(len(tokenizer))
-    _train(model, torch.tensor([one for text in texts for one in (0, *tokenizer(text)["input_ids"], 1)]))
+    stream = torch.tensor([one for text in texts for one in (0, *tokenizer(text)["input_ids"], 1)])
+    _train(model, stream, steps)
     return save(directory / FOLDER, model, tokenizer)
 
 
@@ -85,11 +86,11 @@ def _model(n_tokens: int) -> Any:
     return LlamaForCausalLM(config)
 
 
-def _train(model: Any, stream: torch.Tensor) -> None:
+def _train(model: Any, stream: torch.Tensor, steps: int) -> None:
     """Train on parts of one long text, by steps and not by time: the same everywhere."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(5)
-    for _ in range(_STEPS):
+    for _ in range(steps):
         begins = torch.randint(0, len(stream) - _LENGTH, (_ROWS,), generator=generator).tolist()
         batch = torch.stack([stream[begin : begin + _LENGTH] for begin in begins])
         loss = model(input_ids=batch, labels=batch).loss
