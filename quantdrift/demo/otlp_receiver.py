@@ -33,6 +33,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         When it happened, in nanoseconds since 1970.
     attributes, resource
         Flat attributes of the event and of who sent it.
+    parent
+        Trace id and span id that it belongs to, in hexadecimal digits; empty: none.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     time_unix_nano: int
     attributes: dict[str, Any]
     resource: dict[str, Any]
+    parent: tuple[str, str] = ("", "")
 
 
 class DataPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +178,7 @@ class _Logs(logs_service_pb2_grpc.LogsServiceServicer):
                 time_unix_nano=record.time_unix_nano,
                 attributes=_plain(record.attributes),
                 resource=_plain(group.resource.attributes),
+                parent=(record.trace_id.hex(), record.span_id.hex()),
             )
             for group in request.resource_logs
             for scope in group.scope_logs

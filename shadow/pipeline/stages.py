@@ -228,6 +228,7 @@ class Stages:
             self._meters.record_step(BatchStep.STORE, stored_s - began_s)
             self._health.stored()
             self._meters.stored(assessed.batch, written)
+            self._spans.compared(assessed.batch.compared)
             if quarantined := assessed.batch.quarantined:
                 _LOG.warning(
                     "quarantined %d messages (see the table `quarantine`), the first one with reason %s: %s",

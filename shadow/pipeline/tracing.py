@@ -1,27 +1,37 @@
-"""OpenTelemetry spans of replays, linked to the production traces of their exchanges.
+"""What production traces show of quantdrift: spans of replays that link to them, and evaluations of generated answers.
 
-A production trace thus shows whether and when its request was replayed. A span may be dropped: the pipeline never waits
-for a collector.
+A production trace thus shows whether and when its request was replayed, and whether its answer changed. A span or an evaluation
+may be dropped: the pipeline never waits for a collector.
 """
 
+import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import Protocol, Self
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol, Self
 
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, TraceFlags, set_span_in_context
 
+from quantdrift.core import records
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import TelemetryOptions
 from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.storage.comparisons.rows import ComparedExchange, ComparedItem
 
 NAME = "quantdrift.replay"
+EVALUATION: Final = "gen_ai.evaluation.result"
+"""Name of the events of OpenTelemetry's conventions for generative AI, https://github.com/open-telemetry/semantic-conventions-genai."""
 MOST_LINKS = 128  # of a span; the SDK's limit
 _TIMEOUT_S = 5.0
+_GENERATED: Final = frozenset({records.Protocol.OPENAI_CHAT, records.Protocol.OPENAI_COMPLETIONS})
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 
 
@@ -30,6 +40,9 @@ class Spans(Protocol):
 
     def replayed(self, prepared: Sequence[PreparedExchange], begin_ns: int, end_ns: int) -> None:
         """Record the replay of a batch; both times are in nanoseconds since 1970."""
+
+    def compared(self, exchanges: Iterable[ComparedExchange]) -> None:
+        """Record whether generated answers changed, and how far they are from the reference."""
 
     def close(self) -> None:
         """Send the spans that wait; takes a few seconds at most."""
@@ -41,16 +54,27 @@ class NoSpans:
     def replayed(self, prepared: Sequence[PreparedExchange], begin_ns: int, end_ns: int) -> None:
         """Do nothing."""
 
+    def compared(self, exchanges: Iterable[ComparedExchange]) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing."""
 
 
 class OtlpSpans:
-    """Sends one span for each candidate version of a batch to an OpenTelemetry collector over gRPC."""
+    """Sends one span for each candidate version of a batch to an OpenTelemetry collector over gRPC, and evaluations if they are wanted.
 
-    def __init__(self, provider: TracerProvider) -> None:
+    Parameters
+    ----------
+    evaluations
+        Sends `gen_ai.evaluation.result`; None: nobody asked for it.
+    """
+
+    def __init__(self, provider: TracerProvider, evaluations: LoggerProvider | None = None) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("quantdrift")
+        self._evaluations = evaluations
+        self._logger = None if evaluations is None else evaluations.get_logger("quantdrift")
 
     @classmethod
     def to(cls, telemetry: TelemetryOptions, secrets: Secrets, resource: Resource) -> Self:
@@ -64,7 +88,19 @@ class OtlpSpans:
         provider.add_span_processor(
             BatchSpanProcessor(exporter, max_queue_size=256, max_export_batch_size=64)
         )
-        return cls(provider)
+        if not telemetry.evaluations:
+            return cls(provider)
+        from opentelemetry.exporter.otlp.proto.grpc._log_exporter import (  # noqa: PLC0415 - an extra
+            OTLPLogExporter,
+        )
+
+        evaluations = LoggerProvider(resource=resource, shutdown_on_exit=False)
+        log_exporter = otlp_exporter(OTLPLogExporter, telemetry, secrets, timeout_s=_TIMEOUT_S)
+        evaluations.add_log_record_processor(
+            # A single batch: at the end a collector that does not answer is waited for once.
+            BatchLogRecordProcessor(log_exporter, max_queue_size=512, max_export_batch_size=512)
+        )
+        return cls(provider, evaluations)
 
     def replayed(self, prepared: Sequence[PreparedExchange], begin_ns: int, end_ns: int) -> None:
         """Send a span for each candidate version in the batch, linked to the traces of its exchanges."""
@@ -89,24 +125,72 @@ class OtlpSpans:
             )
             span.end(end_ns)
 
+    def compared(self, exchanges: Iterable[ComparedExchange]) -> None:
+        """Send an event for each measure of each generated answer whose request had a trace, as a child of its span."""
+        if self._logger is None:
+            return
+        for compared in exchanges:
+            exchange = compared.exchange
+            context = _context(exchange.trace) if exchange.protocol in _GENERATED else None
+            if context is None:
+                continue
+            of: dict[str, Any] = {
+                "quantdrift.model": exchange.model,
+                "quantdrift.version": exchange.version,
+                "quantdrift.exchange": exchange.id,
+            }
+            for item in compared.items:
+                for evaluation in _evaluations(item):
+                    self._logger.emit(
+                        LogRecord(
+                            timestamp=time.time_ns(),
+                            context=set_span_in_context(NonRecordingSpan(context)),
+                            severity_number=SeverityNumber.INFO,
+                            event_name=EVALUATION,
+                            attributes=of | evaluation,
+                        )
+                    )
+
     def close(self) -> None:
-        """Send the spans that wait; takes a few seconds at most."""
+        """Send what waits; takes a few seconds at most."""
         self._provider.force_flush(int(_TIMEOUT_S * 1000))
         self._provider.shutdown()
+        if self._evaluations is not None:
+            self._evaluations.shutdown()
 
 
-def _links(prepared: Iterable[PreparedExchange]) -> Iterable[Link]:
+def _evaluations(item: ComparedItem) -> Iterator[dict[str, Any]]:
+    if item.flip is not None:
+        yield {
+            "gen_ai.evaluation.name": "quantdrift.changed",
+            "gen_ai.evaluation.score.value": float(item.flip),
+            "gen_ai.evaluation.score.label": "changed" if item.flip else "same",
+        }
+    if item.divergence is not None and math.isfinite(item.divergence):
+        yield {
+            "gen_ai.evaluation.name": "quantdrift.divergence",
+            "gen_ai.evaluation.score.value": item.divergence,
+        }
+
+
+def _links(prepared: Iterable[PreparedExchange]) -> Iterator[Link]:
     n_links = 0
     for entry in prepared:
-        match = _TRACEPARENT.fullmatch(entry.exchange.trace)
-        if match is None or n_links == MOST_LINKS:
-            continue
-        context = SpanContext(
-            trace_id=int(match[1], 16),
-            span_id=int(match[2], 16),
-            is_remote=True,
-            trace_flags=TraceFlags(int(match[3], 16)),
-        )
-        if context.is_valid:
+        context = _context(entry.exchange.trace)
+        if context is not None and n_links < MOST_LINKS:
             n_links += 1
             yield Link(context, {"quantdrift.exchange": entry.exchange.id})
+
+
+def _context(trace: str) -> SpanContext | None:
+    """Return the span that a `traceparent` names; None where it names none."""
+    match = _TRACEPARENT.fullmatch(trace)
+    if match is None:
+        return None
+    context = SpanContext(
+        trace_id=int(match[1], 16),
+        span_id=int(match[2], 16),
+        is_remote=True,
+        trace_flags=TraceFlags(int(match[3], 16)),
+    )
+    return context if context.is_valid else None

@@ -24,7 +24,7 @@ from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import Stop
 from quantdrift.core.process_state import bounded
-from quantdrift.core.records import Exchange, Latency, StratumCount, Tally
+from quantdrift.core.records import Exchange, Latency, Protocol, StratumCount, Tally
 from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
@@ -126,6 +126,40 @@ async def test_a_replay_is_linked_to_the_production_traces(
     assert sorted(link for span in spans for link in span.links) == traces
     assert sum(span.attributes["quantdrift.exchanges"] for span in spans) == 5
     assert all(span.seconds > 0 for span in spans)
+
+
+@pytest.mark.integration
+async def test_an_answer_is_evaluated_on_the_trace_of_its_client(
+    config: Config, postgres_dsn: str, otlp_receiver: OtlpReceiver
+) -> None:
+    """Each measure of a generated answer is an event below the client's span; without a trace, or of another kind, there is none."""
+    telemetry = msgspec.structs.replace(
+        config.telemetry, otlp_endpoint=otlp_receiver.endpoint, evaluations=True
+    )
+    parent = ("c" * 32, "d" * 16)
+    x = inputs_of(1, 1)
+    changed = exchange_of(x, -logits_of(x))
+    chat = msgspec.structs.replace(
+        changed, protocol=Protocol.OPENAI_CHAT, trace=f"00-{parent[0]}-{parent[1]}-01"
+    )
+    untraced = msgspec.structs.replace(exchange_of(inputs_of(1, 2)), protocol=Protocol.OPENAI_CHAT)
+    no_text = msgspec.structs.replace(exchange_of(inputs_of(1, 3)), trace=chat.trace)
+    async with serving(msgspec.structs.replace(config, telemetry=telemetry), postgres_dsn) as queue:
+        await _publish(queue, chat, untraced, no_text)
+        await _until_counted(postgres_dsn, "comparison", 3)
+        ((divergence,),) = await _fetch(
+            postgres_dsn, f"select divergence from comparison where exchange_id = '{chat.id}'"
+        )
+    events = [event for event in otlp_receiver.events if event.name == "gen_ai.evaluation.result"]
+    assert {event.parent for event in events} == {parent}
+    assert {event.attributes["quantdrift.exchange"] for event in events} == {chat.id}
+    scores = {
+        event.attributes["gen_ai.evaluation.name"]: event.attributes["gen_ai.evaluation.score.value"]
+        for event in events
+    }
+    assert scores == {"quantdrift.changed": 1.0, "quantdrift.divergence": pytest.approx(divergence, rel=1e-5)}
+    labels = [event.attributes.get("gen_ai.evaluation.score.label") for event in events]
+    assert labels == ["changed", None]
 
 
 @pytest.mark.integration

@@ -288,6 +288,13 @@ class TelemetryOptions(Section, frozen=True, kw_only=True):
             "Link to a trace of your system, with {trace_id}; shown next to example exchanges. Empty: none."
         ),
     ] = ""
+    evaluations: Annotated[
+        bool,
+        about(
+            "Send an event `gen_ai.evaluation.result` for each compared answer of a language model, as a child of the client's span. Needs "
+            "`otlp_endpoint`, and `traceparent` in requests."
+        ),
+    ] = False
     log_level: Annotated[
         str,
         about("Least level of log lines: `debug`, `info`, `warning` or `error`."),
