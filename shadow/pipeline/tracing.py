@@ -73,7 +73,7 @@ class OtlpSpans:
     def __init__(self, provider: TracerProvider, evaluations: LoggerProvider | None = None) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("quantdrift")
-        self._evaluations = evaluations
+        self._log_provider = evaluations
         self._logger = None if evaluations is None else evaluations.get_logger("quantdrift")
 
     @classmethod
@@ -134,7 +134,7 @@ class OtlpSpans:
             context = _context(exchange.trace) if exchange.protocol in _GENERATED else None
             if context is None:
                 continue
-            of: dict[str, Any] = {
+            subject: dict[str, Any] = {
                 "quantdrift.model": exchange.model,
                 "quantdrift.version": exchange.version,
                 "quantdrift.exchange": exchange.id,
@@ -147,7 +147,7 @@ class OtlpSpans:
                             context=set_span_in_context(NonRecordingSpan(context)),
                             severity_number=SeverityNumber.INFO,
                             event_name=EVALUATION,
-                            attributes=of | evaluation,
+                            attributes=subject | evaluation,
                         )
                     )
 
@@ -155,8 +155,8 @@ class OtlpSpans:
         """Send what waits; takes a few seconds at most."""
         self._provider.force_flush(int(_TIMEOUT_S * 1000))
         self._provider.shutdown()
-        if self._evaluations is not None:
-            self._evaluations.shutdown()
+        if self._log_provider is not None:
+            self._log_provider.shutdown()
 
 
 def _evaluations(item: ComparedItem) -> Iterator[dict[str, Any]]:

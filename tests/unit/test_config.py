@@ -295,6 +295,7 @@ def test_options_that_fit_a_reference_are_taken(tmp_path: Path, text: str) -> No
             "hashed",
         ),
         ("[telemetry]\nlog_level = 3", "str"),
+        ("[telemetry]\nevaluations = true", "telemetry.evaluations needs telemetry.otlp_endpoint"),
         ("not toml", "cannot be read"),
     ],
 )

@@ -49,6 +49,7 @@ def problems(config: Config) -> list[str]:
         *_sampling(config),
         *_header_strata(config),
         *_time_zone(config),
+        *_telemetry(config),
         *web_problems(config.web),
         *cost_problems(config.cost, {model.name: model.value_per_request for model in config.models}),
         *_models(config),
@@ -302,6 +303,11 @@ def _time_zone(config: Config) -> Iterator[str]:
         OSError,
     ):  # a name that is a path, or a folder, raises the others
         yield _unknown_zone(name)
+
+
+def _telemetry(config: Config) -> Iterator[str]:
+    if config.telemetry.evaluations and not config.telemetry.otlp_endpoint:
+        yield "telemetry.evaluations needs telemetry.otlp_endpoint, the collector that evaluations are sent to"
 
 
 def _unknown_zone(name: str) -> str:
