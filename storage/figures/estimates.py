@@ -160,7 +160,7 @@ _SUMMED: Final = tuple(name for name in Sums.__struct_fields__ if name not in {"
 # What each step computes of a measure {m}: its rows (or clusters), and the sums of w, w^2, y, y^2 and w y, with y the weight times
 # the value. First over rows that are alike, then over sets of slices, over the items of an exchange, and over a person's exchanges.
 _OF_ROWS: Final = """
-            count({m}) as {m}_n, sum(w) filter (where {m} is not null) as {m}_w, sum(w * w) filter (where {m} is not null) as {m}_ww,
+            cast(count({m}) as float8) as {m}_n, sum(w) filter (where {m} is not null) as {m}_w, sum(w * w) filter (where {m} is not null) as {m}_ww,
             coalesce(sum(w * {m}), 0) as {m}_y, sum(w * w * {m} * {m}) as {m}_yy, sum(w * w * {m}) as {m}_wy"""
 _OF_SLICE: Final = """
             sum({m}_n) as {m}_n, sum({m}_w) as {m}_w, sum({m}_ww) as {m}_ww, sum({m}_y) as {m}_y, sum({m}_yy) as {m}_yy,
@@ -243,8 +243,8 @@ def statement(
             c.divergence = 'infinity' as is_infinite, {values}
         {source}
     ), combination as (
-        select version_id, at, slice_ids, group_key, exchange, count(*) as n_items, sum(w) as w, max(w) as heaviest,
-            count(*) filter (where is_infinite) as n_infinite, {of_rows} as xy, {each(_OF_ROWS)}
+        select version_id, at, slice_ids, group_key, exchange, cast(count(*) as float8) as n_items, sum(w) as w,
+            max(w) as heaviest, cast(count(*) filter (where is_infinite) as float8) as n_infinite, {of_rows} as xy, {each(_OF_ROWS)}
         from item group by 1, 2, 3, 4, 5
     ), sliced as (
         select version_id, slice_id, at, group_key, exchange, sum(n_items) as n_items, sum(w) as w, max(heaviest) as heaviest,
