@@ -425,8 +425,8 @@ class Queue:
     async def copies(self, model: str) -> AsyncIterator["Copies"]:
         """Subscribe to copies of the exchanges of a model that are stored from now on; workers get the exchanges as well.
 
-        What arrives while more than `COPIED_BYTES` wait is lost, and so is what is stored while the connection is down. Needs the
-        rights of a shadow.
+        What arrives while more than `COPIED_BYTES` wait is lost, and so is what is stored while the connection is down. In some 1 % of cases the server
+        loses an exchange that is stored just after the subscription. Needs the rights of a shadow.
 
         Raises
         ------
