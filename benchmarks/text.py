@@ -76,7 +76,7 @@ def rounded(model: Any, bits: int) -> Any:
 
 
 def served(model: Any, prompts: torch.Tensor, sampler: Sampler, seed: int) -> torch.Tensor:
-    """Return what a model says after each prompt, the end of a text being a token like any other : (prompts, `_N_TOKENS`)."""
+    """Return what a model says after each prompt, the end of a text being a token like any other: (prompts, `_N_TOKENS`)."""
     generator = torch.Generator().manual_seed(seed)
     ids = prompts
     with torch.inference_mode():
@@ -106,9 +106,9 @@ def compared(
     n_items, empty = len(requests), objects([""] * len(requests))
     scores = reference.run({PROMPT: empty, ANSWER: empty, REQUEST: objects(requests)})
     candidate = {SCORES: objects([None] * n_items), ANSWER: objects([answer] * n_items)}
-    found = GenerationComparator(Generation()).compare(candidate, {SCORES: scores[SCORES]})
-    unlikely = np.asarray(found.detail["unlikely"], dtype=np.float64)
-    return unlikely, np.asarray(found.divergence), np.asarray(found.flip)
+    divergences = GenerationComparator(Generation()).compare(candidate, {SCORES: scores[SCORES]})
+    unlikely = np.asarray(divergences.detail["unlikely"], dtype=np.float64)
+    return unlikely, np.asarray(divergences.divergence), np.asarray(divergences.flip)
 
 
 def divergence(model: Any, candidate: Any, prompts: torch.Tensor, answers: torch.Tensor) -> float:
@@ -207,7 +207,7 @@ def _healthy(
 
 
 def _loaded(directory: Path, n_answers: int) -> tuple[Any, torch.Tensor]:
-    """Return the model, and prompts from places of its own text : (answers, `_PROMPT`)."""
+    """Return the model, and prompts from places of its own text: (answers, `_PROMPT`)."""
     model = LlamaForCausalLM.from_pretrained(directory, local_files_only=True).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
     text = (Path(__file__).resolve().parents[1] / "LICENSE").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from quantdrift.sidecar.protocols.decoder import DecodedRequest
 
 _PROTOCOLS: Final = frozenset({Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS})
 _MOST_READ: Final = 2000
-"""Characters of which the language and the script are told: more take time and change neither."""
+"""Characters of which the language and the script are determined: more take time and change neither."""
 _LEAST_CONFIDENCE: Final = 0.5
 _UNDETERMINED: Final = "und"  # of ISO 639
 _NO_LANGUAGE: Final = "zxx"  # the same: no linguistic content
@@ -62,14 +62,14 @@ class TextAttributes:
             return {}
         messages = _messages(query.document)
         texts = [text for role, text in messages if role == "user"] or [text for _, text in messages]
-        told = "\n".join(reversed(texts))  # the newest first
+        user_text = "\n".join(reversed(texts))  # the newest first
         values: dict[TextAttribute, str] = {}
-        if told:
-            plain = _FENCED.sub("", told[: 4 * _MOST_READ])[:_MOST_READ]
-            n_code = sum(len(fence[0]) for fence in _FENCED.finditer(told))
+        if user_text:
+            plain = _FENCED.sub("", user_text[: 4 * _MOST_READ])[:_MOST_READ]
+            n_code = sum(len(fence[0]) for fence in _FENCED.finditer(user_text))
             values = {
                 TextAttribute.SCRIPT: script_of(plain),
-                TextAttribute.CODE: _share(n_code / len(told)),
+                TextAttribute.CODE: _share(n_code / len(user_text)),
                 TextAttribute.PROMPT_LENGTH: _range(sum(len(text) for _, text in messages), _LENGTHS, 0),
             }
             if self._language_of is not None:

@@ -20,7 +20,7 @@ from quantdrift.facts.interval import HIGHEST
 from quantdrift.storage.signals import MEASURES
 
 MOST_ROWS: Final = 5_000_000
-"""With more of them in a time, sums are taken from the roll-ups, which know no person."""
+"""With more of them in a time, sums are taken from the roll-ups, which know people by the hour and in 32 groups."""
 STATEMENT_S: Final = 600.0
 """Longest statement of a command that reads so many."""
 ROLL_UP: Final = """sum(n_items)::bigint as n_items, sum(n_groups)::bigint as n_exchanges, sum(weight) as weight, sum(weight_sq) as weight_sq,

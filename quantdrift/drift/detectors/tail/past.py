@@ -102,7 +102,7 @@ def count(above: FloatArray, at: tuple[float, float], tau: float, level: int, co
 
 @compiled
 def first_level(above: FloatArray, n: float) -> int:
-    """Return the bin of the first level: the lowest with at most 1 % of the groups at or above it."""
+    """Return the bin of the first level: the lowest with at most 0.5 % of the groups at or above it."""
     for bin_ in range(1, N_BINS):
         if above[bin_] <= _TOP * n:
             return bin_
