@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -33,14 +34,20 @@ from quantdrift.core.config.schema import (
     Slice,
     Stream,
 )
+from quantdrift.core.keys import Key
+from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import GRACE_S, run
 from quantdrift.core.records import Exchange, Sampling, Tensor
 from quantdrift.core.sampling.rates import policy_of
+from quantdrift.core.sealing import seal
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.numbering import Numbered
 from quantdrift.models.runtimes import malloc
 from quantdrift.models.runtimes.registry import open_reference, runtime_request
 from quantdrift.shadow.worker import serve
+from quantdrift.storage.admin.migrate import upgrade
+from quantdrift.storage.server.postgres import PostgresServer
 
 READY_S: Final = 120.0
 # After it the server has forgotten what a worker that is stopped had asked for, and sends it nothing that is lost.
@@ -81,7 +88,23 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
         return {"nats": _cpu_s(self.nats_pid), "postgres": _cpu_s(self.postgres_pid, with_children=True)}
 
 
-def config_of(models: Iterable[Model], servers: Servers, *, provider: Provider, **shadow: Any) -> Config:
+@contextmanager
+def servers_in(directory: Path) -> Iterator[Servers]:
+    """Run a stream and a database whose files are in a directory."""
+    directory.chmod(0o755)  # as root the database server runs as somebody else
+    with (
+        NatsServer(directory / "nats", store_bytes=1 << 40) as nats,
+        PostgresServer(directory / "postgres") as postgres,
+    ):
+        asyncio.run(upgrade(postgres.dsn, progress=lambda _: None))
+        assert nats.pid is not None
+        assert postgres.pid is not None
+        yield Servers(nats_url=nats.url, nats_pid=nats.pid, dsn=postgres.dsn, postgres_pid=postgres.pid)
+
+
+def config_of(
+    models: Iterable[Model], servers: Servers, *, provider: Provider, keys: Path | None = None, **shadow: Any
+) -> Config:
     """Return the configuration of a worker: defaults, but for where things are and `shadow`.
 
     Parameters
@@ -92,55 +115,67 @@ def config_of(models: Iterable[Model], servers: Servers, *, provider: Provider, 
         Stream and record.
     provider
         Where references run.
+    keys
+        File of the keys that seal exchanges.
     shadow
         Options of `[shadow]`.
     """
     return Config(
-        stream=Stream(url=servers.nats_url, name=f"b{uuid4().hex[:8]}"),
-        shadow=Shadow(provider=provider, admin=f"127.0.0.1:{_free_port()}", **shadow),
+        stream=Stream(
+            url=servers.nats_url, name=f"b{uuid4().hex[:8]}", payload_key_file=str(keys) if keys else ""
+        ),
+        shadow=Shadow(provider=provider, **shadow),
         models=tuple(models),
         slices=_SLICES,
     )
 
 
 class Worker:
-    """A shadow worker in a process of its own. Use `running`.
+    """One shadow worker, or several that share the work, each in a process of its own. Use `running`.
 
     Parameters
     ----------
     config, servers
         What it works with.
-    process
-        Where it runs.
+    processes
+        Where it runs, by address of the admin port.
     """
 
-    def __init__(self, config: Config, servers: Servers, process: psutil.Process) -> None:
+    def __init__(self, config: Config, servers: Servers, processes: Mapping[str, psutil.Process]) -> None:
         self.config = config
         self._servers = servers
-        self._process = process
+        self._processes = processes
 
     def pause(self) -> None:
         """Stop it where it stands."""
-        self._process.send_signal(signal.SIGSTOP)
+        for process in self._processes.values():
+            process.send_signal(signal.SIGSTOP)
         time.sleep(_LAPSED_S)
 
     def go_on(self) -> None:
         """Let it go on."""
-        self._process.send_signal(signal.SIGCONT)
+        for process in self._processes.values():
+            process.send_signal(signal.SIGCONT)
 
     def rss_mb(self) -> float:
         """Return its resident memory, in MB."""
-        return float(self._process.memory_info().rss) / 1e6
+        return math.fsum(process.memory_info().rss for process in self._processes.values()) / 1e6
 
     def cpu_s(self) -> dict[str, float]:
         """Return the processor time of its event loop, of its other threads, and of the servers."""
-        threads = {thread.id: thread.user_time + thread.system_time for thread in self._process.threads()}
-        loop_s = threads.get(self._process.pid, 0.0)
-        return {"loop": loop_s, "replay": _cpu_s(self._process.pid) - loop_s, **self._servers.cpu_s()}
+        loop_s = all_s = 0.0
+        for process in self._processes.values():
+            threads = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
+            loop_s += threads.get(process.pid, 0.0)
+            all_s += _cpu_s(process.pid)
+        return {"loop": loop_s, "replay": all_s - loop_s, **self._servers.cpu_s()}
 
     def steps_s(self) -> dict[str, float]:
         """Return the time that batches spent in each step so far, as its own telemetry has it."""
-        return {labels["step"]: value for labels, value in self._told("step_duration_seconds_sum")}
+        steps: defaultdict[str, float] = defaultdict(float)
+        for labels, value in self._told("step_duration_seconds_sum"):
+            steps[labels["step"]] += value
+        return dict(steps)
 
     def replays(self) -> dict[str, float]:
         """Return how many batches were replayed so far, of how many items, and for how many seconds."""
@@ -152,27 +187,37 @@ class Worker:
         return {key: math.fsum(value for _, value in self._told(name)) for key, name in names.items()}
 
     def _told(self, name: str) -> Iterator[tuple[Mapping[str, str], float]]:
-        for family in text_string_to_metric_families(_get(f"http://{self.config.shadow.admin}/metrics")):
-            for sample in family.samples:
-                if sample.name == f"quantdrift_shadow_{name}":
-                    yield sample.labels, sample.value
+        for admin in self._processes:
+            for family in text_string_to_metric_families(_get(f"http://{admin}/metrics")):
+                for sample in family.samples:
+                    if sample.name == f"quantdrift_shadow_{name}":
+                        yield sample.labels, sample.value
 
 
 @asynccontextmanager
-async def running(config: Config, servers: Servers) -> AsyncIterator[Worker]:
-    """Run a worker until it has opened its references, and end it afterwards."""
-    process = _SPAWN.Process(target=_work, args=(config, servers.dsn), daemon=True)
-    process.start()
-    assert process.pid is not None
+async def running(config: Config, servers: Servers, n: int = 1) -> AsyncIterator[Worker]:
+    """Run a worker, or `n` of them, until they have opened their references, and end them afterwards."""
+    processes = {}
     try:
-        await _until_ready(config.shadow.admin, process)
-        yield Worker(config, servers, psutil.Process(process.pid))
+        for _ in range(n):
+            admin = f"127.0.0.1:{_free_port()}"
+            own = msgspec.structs.replace(config, shadow=msgspec.structs.replace(config.shadow, admin=admin))
+            processes[admin] = _SPAWN.Process(target=_work, args=(own, servers.dsn), daemon=True)
+            processes[admin].start()
+        for admin, process in processes.items():
+            await _until_ready(admin, process)
+        yield Worker(
+            config, servers, {admin: psutil.Process(process.pid) for admin, process in processes.items()}
+        )
     finally:
-        os.kill(process.pid, signal.SIGCONT)
-        process.terminate()
-        await asyncio.to_thread(process.join, READY_S)
-        if process.is_alive():
-            process.kill()
+        for process in processes.values():
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGCONT)
+            process.terminate()
+        for process in processes.values():
+            await asyncio.to_thread(process.join, READY_S)
+            if process.is_alive():
+                process.kill()
 
 
 async def until_left(queue: Queue, n_left: int, n_near: int) -> int:
@@ -242,10 +287,17 @@ class Traffic:
         Its kind.
     items, logits
         Of the reference : (items, ...).
+    key
+        Seals each exchange; None: they are published as they are.
     """
 
-    def __init__(self, queue: Queue, model: str, sort: Sort, items: Array, logits: Array) -> None:
+    def __init__(
+        self, queue: Queue, model: str, sort: Sort, items: Array, logits: Array, *, key: Key | None = None
+    ) -> None:
         self._queue = queue
+        self._key = key
+        self._boot = uuid4().hex
+        self._n_published = 0
         self._model = model
         noisy = logits + _NOISE * np.random.default_rng(1).standard_normal(logits.shape)
         self._pairs = [
@@ -289,7 +341,12 @@ class Traffic:
             attributes={"header.x-site": _SITES[index % len(_SITES)]},
             sampling=self._sampling,
         )
-        await self._queue.publish_exchange(self._model, exchange.id, encode(exchange))
+        wire = encode(exchange)
+        if self._key is not None:
+            wire = seal(wire, self._key, model=self._model, exchange_id=exchange.id)
+        self._n_published += 1
+        number = Numbered(boot=self._boot, row=0, number=self._n_published)
+        await self._queue.publish_exchange(self._model, exchange.id, wire, number)
 
 
 def _tensor(name: str, datatype: str, item: Array) -> Tensor:

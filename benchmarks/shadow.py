@@ -1,7 +1,7 @@
 """What the whole shadow worker reaches of the bare runtime: replays per second, staleness, memory.
 
     python -m benchmarks.shadow [--quick] [--provider cpu] [--models NAME ...] [--out DIRECTORY]
-    python -m benchmarks.shadow --runtime torch [--compile] [--graphs]
+    python -m benchmarks.shadow --runtime torch [--compile] [--graphs] [--workers N]
     python -m benchmarks.shadow --soak SECONDS
 
 Three references with random weights (`benchmarks.references`), in ONNX Runtime or in PyTorch. The worker is the real one, in a process
@@ -29,7 +29,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -39,16 +38,25 @@ import numpy as np
 
 from benchmarks import device, worker_memory
 from benchmarks.references import SORTS, Sort
-from benchmarks.replays import Bare, Servers, Traffic, Worker, bare, config_of, running, until_left
+from benchmarks.replays import (
+    Bare,
+    Servers,
+    Traffic,
+    Worker,
+    bare,
+    config_of,
+    running,
+    servers_in,
+    until_left,
+)
 from benchmarks.result import Goal, finish
 from quantdrift.core.config.schema import Provider, Runtime
-from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.stream.connection import Queue
-from quantdrift.storage.admin.migrate import upgrade
-from quantdrift.storage.server.postgres import PostgresServer
+from quantdrift.shadow.pipeline.reader import FETCH_BYTES
 
 _BOUNDS: Final = {"small_cnn": 0.5, "resnet50": 0.95, "bert": 0.95}
 _LEAD_BATCHES: Final = 6  # more than are in hand at once
+_GATHERED: Final = 512  # most items that a worker takes as one batch where the reference is quick
 _FILLED: Final = 0.5  # of the stream, by the inputs of what waits in it
 _ITEMS: Final = 64  # different ones
 Figures = dict[str, float | int | str | None]
@@ -65,11 +73,14 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         Aimed at for one way in one round.
     steady_s
         How long exchanges come at half of the rate.
+    workers
+        That share the work.
     """
 
     rounds: int = 5
     round_s: float = 30.0
     steady_s: float = 30.0
+    workers: int = 1
 
 
 QUICK: Final = Scale(rounds=1, round_s=4.0, steady_s=4.0)
@@ -147,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="PyTorch: torch.compile")
     parser.add_argument("--graphs", action="store_true", help="PyTorch: CUDA graphs")
     parser.add_argument("--models", nargs="+", choices=list(SORTS), default=list(SORTS))
+    parser.add_argument("--workers", type=int, default=1, help="that share one stream, and one device")
     parser.add_argument("--rounds", type=int, help="of both ways")
     parser.add_argument("--seconds", type=float, help="aimed at for one way in one round")
     parser.add_argument("--out", type=Path, help="keep the references' files there")
@@ -154,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.runtime != Runtime.TORCH and (given.compile or given.graphs):
         parser.error("--compile and --graphs go with --runtime torch")
-    with tempfile.TemporaryDirectory(prefix="qd-") as temporary, _servers(Path(temporary)) as servers:
+    with tempfile.TemporaryDirectory(prefix="qd-") as temporary, servers_in(Path(temporary)) as servers:
         provider = Provider(given.provider)
         if given.soak:
             figures, goals = asyncio.run(
@@ -168,7 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prepared = {"compile": given.compile, "cuda_graphs": given.graphs}
             scale = QUICK if given.quick else Scale()
             scale = msgspec.structs.replace(
-                scale, rounds=given.rounds or scale.rounds, round_s=given.seconds or scale.round_s
+                scale,
+                rounds=given.rounds or scale.rounds,
+                round_s=given.seconds or scale.round_s,
+                workers=given.workers,
             )
             figures, goals = asyncio.run(_measure(paths, prepared, servers, provider, scale))
     finish("shadow", figures, goals)
@@ -195,7 +210,7 @@ async def _measure(
             batch_items=size,
         )
         with bare(config) as alone:
-            async with running(config, servers) as worker:
+            async with running(config, servers, scale.workers) as worker:
                 queue = await Queue.connect(config.stream, client_name="benchmark")
                 try:
                     items = sort.items(_ITEMS)
@@ -226,7 +241,7 @@ async def _turns(trial: Trial) -> list[Turn]:
     batch = trial.sort.items(size)
     bare_per_s, _ = trial.alone.per_s(batch, 1)
     per_s = min(bare_per_s, await _worker_per_s(trial, size))
-    most = int(_FILLED * trial.worker.config.stream.max_bytes / batch.nbytes) - 2 * _LEAD_BATCHES
+    most = int(_FILLED * trial.worker.config.stream.max_bytes / batch.nbytes) - 2 * _lead(trial, size) // size
     n_batches = max(2, min(round(trial.scale.round_s * per_s / size), most))
     turns = []
     for number in range(trial.scale.rounds):
@@ -238,11 +253,17 @@ async def _turns(trial: Trial) -> list[Turn]:
     return turns
 
 
+def _lead(trial: Trial, size: int) -> int:
+    """Return more exchanges than the workers ever have in hand."""
+    gathered = max(size, min(_GATHERED, FETCH_BYTES // trial.sort.items(1).nbytes))
+    return _LEAD_BATCHES * gathered * trial.scale.workers
+
+
 async def _worker_per_s(trial: Trial, size: int) -> float:
     """Return about how many replays a second the worker makes, once it has made some: on a card the bare runtime makes far more."""
     await trial.traffic.publish(2 * size)
     await until_left(trial.queue, 0, size)
-    n = _LEAD_BATCHES * size
+    n = _lead(trial, size)
     trial.worker.pause()
     await trial.traffic.publish(n)
     trial.worker.go_on()
@@ -258,7 +279,7 @@ async def _turn(trial: Trial, batch: np.ndarray, n_batches: int) -> Turn:
     what it fetches of others before the last.
     """
     worker, queue, size = trial.worker, trial.queue, len(batch)
-    lead = _LEAD_BATCHES * size
+    lead = _lead(trial, size)
     worker.pause()
     await trial.traffic.publish(n_batches * size + 2 * lead)
     bare_per_s, bare_cpu_s = await asyncio.to_thread(trial.alone.per_s, batch, n_batches)
@@ -343,19 +364,6 @@ def _print(title: str, turns: Sequence[Turn], found: Figures) -> None:
 
 def _us(seconds: Iterator[float]) -> float:
     return 1e6 * statistics.median(seconds)
-
-
-@contextmanager
-def _servers(directory: Path) -> Iterator[Servers]:
-    directory.chmod(0o755)  # as root the database server runs as somebody else
-    with (
-        NatsServer(directory / "nats", store_bytes=1 << 40) as nats,
-        PostgresServer(directory / "postgres") as postgres,
-    ):
-        asyncio.run(upgrade(postgres.dsn, progress=lambda _: None))
-        assert nats.pid is not None
-        assert postgres.pid is not None
-        yield Servers(nats_url=nats.url, nats_pid=nats.pid, dsn=postgres.dsn, postgres_pid=postgres.pid)
 
 
 def _saved(name: str, path: Path) -> Path:
