@@ -26,7 +26,7 @@ from quantdrift.core.keys import KeyFile
 from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
-from quantdrift.core.process.run import Stop, exit_at_once, supervise
+from quantdrift.core.process.run import Stop, exit_at_once, spare_collector, supervise
 from quantdrift.core.process_state import StateReports
 from quantdrift.core.slices import ValueRules
 from quantdrift.core.stream.connection import Queue
@@ -326,6 +326,7 @@ async def _work(
                 ("reporting the configuration", lambda: _report(database, config, clock, drained)),
             )
         ]
+        spare_collector()
         try:
             await asyncio.gather(
                 readers.run(),

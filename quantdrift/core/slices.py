@@ -6,6 +6,7 @@ renamed or reordered, and after restarts.
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -165,6 +166,10 @@ class SliceAssigner:
         self._rules = [rule for rule in rules if not rule.cross]
         self._crossed = [rule for rule in rules if rule.cross]
         self._bins = {rule.name: _bins(model, rule) for rule in self._rules if is_binned(rule)}
+        self._keys = {
+            rule.name: bin_key(rule) if is_binned(rule) else attribute_key(rule) for rule in self._rules
+        }
+        self._met: dict[tuple[str, str], SliceKey] = {}
         self._attribute = {
             (rule.name, value): _attribute_slice(model, rule, value)
             for rule in self._rules
@@ -188,11 +193,11 @@ class SliceAssigner:
         """
         keys: dict[str, SliceKey] = {}
         for rule in self._rules:
-            if is_binned(rule):
-                value = _value_of(bin_key(rule), attributes, features)
+            if rule.name in self._bins:
+                value = _value_of(self._keys[rule.name], attributes, features)
                 if (key := _bin_of(value, self._bins[rule.name], rule)) is not None:
                     keys[rule.name] = key
-            elif (text := attributes.get(attribute_key(rule))) is not None and (
+            elif (text := attributes.get(self._keys[rule.name])) is not None and (
                 key := self._attribute_of(rule, text)
             ):
                 keys[rule.name] = key
@@ -205,8 +210,13 @@ class SliceAssigner:
         return [self._all, *keys.values(), *crossed, *extra]
 
     def _attribute_of(self, rule: Slice, value: str) -> SliceKey | None:
-        key = self._attribute.get((rule.name, value))
-        return key if key is not None or rule.values else _attribute_slice(self.model, rule, value)
+        key = self._attribute.get((rule.name, value)) or self._met.get((rule.name, value))
+        if key is not None or rule.values:
+            return key
+        if len(self._met) >= _REMEMBERED:
+            self._met.clear()
+        key = self._met[rule.name, value] = _attribute_slice(self.model, rule, value)
+        return key
 
     def _cross_of(self, rule: Slice, parts: list[SliceKey]) -> SliceKey:
         return SliceKey(
@@ -298,7 +308,7 @@ def _bin_of(value: float, bins: Sequence[SliceKey], rule: Slice) -> SliceKey | N
         return next(
             (key for key in bins if all(holds(part, {}, {part.key: value}) for part in key.where)), None
         )
-    return bins[sum(value >= edge for edge in rule.edges)]
+    return bins[bisect_right(rule.edges, value)]
 
 
 def _prefix(rule: Slice) -> str:

@@ -64,8 +64,17 @@ def plain(text: str, max_length: int = 0) -> str:
     max_length
         Longer texts are cut and end with an ellipsis; 0: no limit.
     """
-    safe = text.translate(UNSAFE)
+    safe = text if _is_plain_ascii(text) else text.translate(UNSAFE)
     return f"{safe[:max_length]}…" if 0 < max_length < len(safe) else safe
+
+
+def are_plain(texts: Iterable[str]) -> bool:
+    """Return whether all texts are of printable ASCII alone, which `plain` returns as they are; quicker than to call it for each."""
+    return _is_plain_ascii("".join(texts))
+
+
+def _is_plain_ascii(text: str) -> bool:
+    return text.isascii() and text.isprintable()
 
 
 def plain_lines(text: str) -> str:

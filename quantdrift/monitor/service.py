@@ -24,7 +24,7 @@ from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.processor_time import ProcessorTime
-from quantdrift.core.process.run import TURN_S, Stop, supervise
+from quantdrift.core.process.run import TURN_S, Stop, spare_collector, supervise
 from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.telemetry import (
     EVENTS_FAILED,
@@ -133,6 +133,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
             await admin.start()
             try:
                 await compile_loops(stop)
+                spare_collector()
                 await monitor.run()
             finally:
                 await admin.stop()

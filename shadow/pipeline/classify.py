@@ -13,7 +13,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
 from quantdrift.models.language.from_exchange import embedding_inputs, scoring_inputs
 from quantdrift.models.tensors.codec import fit_inputs
-from quantdrift.shadow.pipeline.validate import AttributeRules, StreamedMessage, read_exchange
+from quantdrift.shadow.pipeline.validate import AttributeRules, PolicyCheck, StreamedMessage, read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.storage.comparisons.rows import Quarantined, Unreferenced, VersionKey
@@ -32,6 +32,7 @@ def classify(
     opened: Callable[[bytes], bytes] = bytes,
     envelope: StreamedMessage | None = None,
     rules: AttributeRules | None = None,
+    check_policy: PolicyCheck | None = None,
     dropped: Callable[[str, int], None] = lambda _model, _number: None,
 ) -> Case:
     """Classify one message.
@@ -47,6 +48,8 @@ def classify(
         Returns the message without its encryption. An encrypted one goes to the quarantine as it came.
     envelope, rules
         What the stream says of the message, and which attributes it may have; None: neither is checked.
+    check_policy
+        As for `read_exchange`.
     dropped
         Called with the model and the number of attributes that the rules do not let in, if there are any.
     """
@@ -58,7 +61,7 @@ def classify(
             detail=f"delivered {n_delivered - 1} times, and no worker finished it",
         )
     try:
-        exchange = read_exchange(opened(payload), envelope)
+        exchange = read_exchange(opened(payload), envelope, check_policy)
     except QuarantineError as error:
         return _unreadable(sequence, payload, error, "" if envelope is None else plain(envelope.model))
     if rules is not None and (others := rules.dropped(exchange.attributes)):

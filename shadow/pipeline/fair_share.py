@@ -64,6 +64,7 @@ class _Account:
         self.allowance_s = terms.max_ratio * _BURST_S
         self.at_s = -math.inf
         self.expected_s = 0.0
+        self.item_s = math.inf
 
     def refill(self, now_s: float) -> None:
         if self.at_s > -math.inf:
@@ -136,11 +137,24 @@ class FairShare:
             self._accounts[model].refill(now_s)
         return min((self._accounts[model].wait_s() for model in self._waiting), default=None)
 
-    def correct_charge(self, ready: ReadyBatch, spent_s: float) -> None:
-        """Replace the expected time of a replayed batch by the time that it took."""
+    def correct_charge(self, ready: ReadyBatch, spent_s: float, n_items: int) -> None:
+        """Replace the expected time of a replayed batch by the time that its items took."""
         account = self._accounts[ready.model]
         account.charge(spent_s - ready.expected_s)
         account.expected_s += _FORGET * (spent_s - account.expected_s)
+        if n_items:
+            item_s = spent_s / n_items
+            known = math.isfinite(account.item_s)
+            account.item_s = account.item_s + _FORGET * (item_s - account.item_s) if known else item_s
+
+    def items_within(self, model: str, seconds: float) -> int:
+        """Return about how many items of `model` are replayed in so much time; 0 while nothing is known."""
+        account = self._accounts.get(model)
+        return (
+            0
+            if account is None or account.item_s == math.inf
+            else int(seconds / max(account.item_s, _ROUNDING_S))
+        )
 
     def reset(self) -> None:
         """Clear credits and debts. Called when no batch waits or is in flight."""

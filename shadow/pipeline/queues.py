@@ -55,9 +55,13 @@ class BatchQueues(Generic[Batch]):
         self._notify()
         return ready, batch
 
-    def charge(self, ready: ReadyBatch, spent_s: float) -> None:
+    def charge(self, ready: ReadyBatch, spent_s: float, n_items: int) -> None:
         """Charge the model for the time that the replay of its batch took."""
-        self._fair_share.correct_charge(ready, spent_s)
+        self._fair_share.correct_charge(ready, spent_s, n_items)
+
+    def items_within(self, model: str, seconds: float) -> int:
+        """Return about how many items of `model` are replayed in so much time; 0 while nothing is known."""
+        return self._fair_share.items_within(model, seconds)
 
     def done(self) -> None:
         """Note that a taken batch is finished."""

@@ -332,7 +332,8 @@ class Stages:
             self._replay_thread, lambda: self._assessor.replay(in_progress), BatchStep.REPLAY
         )
         ended = self._clock.now()
-        self._queues.charge(ready.ready_batch, took_s if in_progress.prepared else 0.0)
+        n_items = 0 if in_progress.assembled is None else in_progress.assembled.n_items
+        self._queues.charge(ready.ready_batch, took_s if in_progress.prepared else 0.0, n_items)
         if in_progress.assembled is not None:
             self._meters.replayed(in_progress.assembled, took_s)
         self._spans.replayed(in_progress.prepared, _ns(ended - timedelta(seconds=took_s)), _ns(ended))

@@ -17,13 +17,14 @@ from quantdrift.core.config.schema import Capture, Slice
 from quantdrift.core.config.strata import MAX_VALUE_BYTES
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Policy, Sampling, Tensor
-from quantdrift.core.text import plain, traceparent
+from quantdrift.core.text import are_plain, plain, traceparent
 
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 _HASH: Final = re.compile(
     r"(?:k[0-9a-f]{8}:)?[0-9a-f]{32}"
 )  # the id of a key in a key file is before its hashes
 _LONGEST_NAME: Final = 1024
+_BYTES_OF_CHARACTER: Final = 4  # at most, in UTF-8
 _MOST_ATTRIBUTES: Final = 256
 _MOST_TENSORS: Final = 256
 _MOST_DIMENSIONS: Final = 32
@@ -89,13 +90,36 @@ class AttributeRules(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read_exchange(wire: bytes, envelope: StreamedMessage | None = None) -> Exchange:
+class PolicyCheck:
+    """Checks sampling policies. The one before, which most exchanges share, is not checked again."""
+
+    def __init__(self) -> None:
+        self._sound: Policy | None = None
+
+    def __call__(self, policy: Policy) -> None:
+        """Refuse rates that are none, and texts that the database cannot store: the monitor reads every policy.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `decode` or `limits`.
+        """
+        if policy != self._sound:
+            _check_policy(policy)
+            self._sound = policy
+
+
+def read_exchange(
+    wire: bytes, envelope: StreamedMessage | None = None, check_policy: PolicyCheck | None = None
+) -> Exchange:
     """Return the exchange in `wire`, with texts that are safe to store and to show.
 
     Parameters
     ----------
     envelope
         What the stream says of it; None: it did not come through a stream.
+    check_policy
+        Remembers the policy of the exchange before; None: its policy is checked in any case.
 
     Raises
     ------
@@ -113,7 +137,7 @@ def read_exchange(wire: bytes, envelope: StreamedMessage | None = None) -> Excha
         _check_envelope(exchange, envelope)
     _check_sizes(exchange)
     sampling = exchange.sampling
-    _check_policy(sampling.policy)
+    (check_policy or PolicyCheck())(sampling.policy)
     if not (0 < sampling.pi1 <= 1 and 0 < sampling.pi2 <= 1):
         raise _decode(f"its inclusion probabilities are {sampling.pi1:g} and {sampling.pi2:g}")
     if min(sampling.pi1, sampling.pi2) < _LEAST_PI:
@@ -123,6 +147,14 @@ def read_exchange(wire: bytes, envelope: StreamedMessage | None = None) -> Excha
             f"its draws, {sampling.u1:g} and {sampling.u2:g}, do not lie below its inclusion probabilities,"
             f" {sampling.pi1:g} and {sampling.pi2:g}"
         )
+    texts = (exchange.source, exchange.model, exchange.version, exchange.group, exchange.caller)
+    strata = (sampling.header_stratum, sampling.body_stratum)
+    if (
+        exchange.captured_at.tzinfo is UTC
+        and are_plain((*texts, *strata, *exchange.attributes, *exchange.attributes.values()))
+        and traceparent(exchange.trace) == exchange.trace
+    ):
+        return exchange
     return msgspec.structs.replace(
         exchange,
         captured_at=exchange.captured_at.astimezone(UTC),
@@ -174,7 +206,8 @@ def _check_sizes(exchange: Exchange) -> None:
     _check_texts(names)
     _check_number("attributes", exchange.attributes, _MOST_ATTRIBUTES)
     _check_texts(exchange.attributes)
-    if any(len(value.encode()) > MAX_VALUE_BYTES for value in exchange.attributes.values()):
+    values = exchange.attributes.values()
+    if any(_BYTES_OF_CHARACTER * len(value) > MAX_VALUE_BYTES < len(value.encode()) for value in values):
         raise _limits(f"a value of its attributes is longer than {MAX_VALUE_BYTES} bytes")
     for tensors in (exchange.inputs, exchange.outputs):
         _check_number("tensors", tensors, _MOST_TENSORS)
@@ -185,12 +218,11 @@ def _check_sizes(exchange: Exchange) -> None:
 def _check_tensor(tensor: Tensor) -> None:
     _check_texts((tensor.name, tensor.datatype))
     _check_number("dimensions", tensor.shape, _MOST_DIMENSIONS)
-    if math.prod(max(abs(size), 1) for size in tensor.shape) > _MOST_ELEMENTS:
+    if math.prod(abs(size) or 1 for size in tensor.shape) > _MOST_ELEMENTS:
         raise _limits("the shape of a tensor is larger than any tensor")
 
 
 def _check_policy(policy: Policy) -> None:
-    """Refuse rates that are none, and texts that the database cannot store: the monitor reads every policy."""
     _check_number("strata", (*policy.header_strata, *policy.body_strata), _MOST_STRATA)
     texts = [policy.epoch]
     for header in policy.header_strata:
@@ -221,7 +253,7 @@ def _check_policy(policy: Policy) -> None:
 
 
 def _check_texts(texts: Iterable[str]) -> None:
-    if any(len(part) > _LONGEST_NAME for part in texts):
+    if max(map(len, texts), default=0) > _LONGEST_NAME:
         raise _limits(f"a name in it is longer than {_LONGEST_NAME} characters")
 
 

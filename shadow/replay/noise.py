@@ -157,18 +157,22 @@ class NoiseReplays:
         if self._share <= 0:
             return
         single_item = sum(entry.n_items for entry in batch) == 1
+        signature = batch[0].signature if batch else ()
         for entry, answer, outcome, of_items in zip(batch, outputs, outcomes, slices, strict=True):
             if not isinstance(outcome, ReplayResult):
                 continue
             version = version_of(entry)
             everywhere, begins = self._is_chosen(entry), self._n_met[version] < _ALL_UNTIL
             suspect = self._suspect_slices(version, of_items)
+            alone = single_item and entry.version_reference.model.batched
+            if not everywhere and not suspect and not self._has_room(_Group(signature, alone, suspect=False)):
+                continue
             counted = of_items if everywhere else self._rare_slices(version, of_items, suspect)
             if any(counted) and isinstance(pair := pair_of(entry, answer, {}), OutputPair):
-                alone = single_item and entry.version_reference.model.batched
                 # A random exchange competes with others alike, or the mean over all traffic would miss suspect slices.
                 hurries = bool(suspect) and (begins or not everywhere)
-                self._add_sample(entry, pair, counted, everywhere=everywhere, alone=alone, suspect=hurries)
+                group = _Group(signature, alone, hurries)
+                self._add_sample(entry, pair, counted, group, everywhere=everywhere)
 
     def is_due(self, entry: PreparedExchange) -> bool:
         """Return whether items wait for the reference of `entry`, and the time budget allows a second replay."""
@@ -270,10 +274,9 @@ class NoiseReplays:
         entry: PreparedExchange,
         pair: OutputPair,
         slices: Sequence[tuple[SliceKey, ...]],
+        group: "_Group",
         *,
         everywhere: bool,
-        alone: bool,
-        suspect: bool,
     ) -> None:
         """Keep an exchange that counts for `slices`, and offer it for a recheck if that is `everywhere`."""
         chosen_items = (
@@ -289,15 +292,14 @@ class NoiseReplays:
         first = {name: array[picked] for name, array in pair.reference.items()}
         # The exchange is about as large as its payload was; the reference's outputs may be far larger.
         n_bytes = len(entry.payload) + sum(array.nbytes for array in (*inputs.values(), *first.values()))
-        group = _Group(entry.signature, alone, suspect)
         with self._lock:
             if self._is_full(n_bytes):
                 self._drop_stale()
             waiting = self._waiting.setdefault(group, [])
             most_items = _MOST_ITEMS if everywhere else _MOST_OF_SLICES
-            most_items = _MOST_SUSPECT if suspect else most_items
+            most_items = _MOST_SUSPECT if group.suspect else most_items
             if self._is_full(n_bytes) or _n_items(waiting) + len(rows) > most_items:
-                if everywhere or suspect:
+                if everywhere or group.suspect:
                     self._count(entry, "left_out", len(rows))
                 return
             self._n_bytes += n_bytes
@@ -317,6 +319,11 @@ class NoiseReplays:
         for predicate in {key.predicate for of_item in of_rows for key in of_item}:
             if predicate in n_kept or len(n_kept) < _MOST_SLICES:
                 n_kept[predicate] = n_kept.get(predicate, 0) + 1
+
+    def _has_room(self, group: "_Group") -> bool:
+        """Return whether an exchange that is chosen for a rare slice may find room: most find none, and need no copy."""
+        with self._lock:
+            return len(self._waiting.get(group, ())) < _MOST_OF_SLICES
 
     def _is_full(self, n_bytes: int) -> bool:
         """Return whether `n_bytes` more are too many; a single exchange may wait however large it is."""

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from quantdrift.core.slices import SliceKey
 from quantdrift.models.comparators.protocol import Divergences, Flags, Values
 from quantdrift.storage.comparisons.rows import ComparedItem
 
 _ENCODER = msgspec.json.Encoder()
+_DIGITS = 6
 
 
 def items_of(
@@ -88,7 +90,7 @@ def _flags(column: Values) -> Iterator[bool | None]:
 
 def _details(divergences: Divergences, clusterings: Sequence[int]) -> Iterator[str]:
     """Yield the details of each item as a JSON object; undefined ones are left out."""
-    columns: dict[str, list[Any]] = {name: column.tolist() for name, column in divergences.detail.items()}
+    columns = {name: _shortened(column) for name, column in divergences.detail.items()}
     not_finite = {
         f"{side}_not_finite": _not_finite(finite)
         for side, finite in (
@@ -98,16 +100,23 @@ def _details(divergences: Divergences, clusterings: Sequence[int]) -> Iterator[s
     }
     for index, clustering in enumerate(clusterings):
         detail: Mapping[str, Any] = {
-            **{name: _short(column[index]) for name, column in columns.items() if _is_defined(column[index])},
+            **{name: column[index] for name, column in columns.items() if _is_defined(column[index])},
             **{name: True for name, indices in not_finite.items() if index in indices},
             **({"clustering": clustering} if clustering else {}),
         }
         yield _ENCODER.encode(detail).decode()
 
 
-def _short(value: Any) -> Any:
-    """Return a number with six significant digits, which take half the space of sixteen; whole numbers and others as they are."""
-    return float(f"{value:.6g}") if isinstance(value, float) and not value.is_integer() else value
+def _shortened(column: npt.NDArray[Any]) -> list[Any]:
+    """Return numbers with six significant digits, which take half the space of sixteen; whole numbers and others as they are."""
+    if column.dtype.kind != "f":
+        values: list[Any] = column.tolist()
+        return values
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.abs(column))))
+        short = np.rint(column * scale) / scale
+    numbers: list[Any] = np.where(np.isfinite(short) & (column != np.rint(column)), short, column).tolist()
+    return numbers
 
 
 def _not_finite(finite: Flags) -> frozenset[int]:

@@ -34,7 +34,7 @@ def test_replay_time_divides_as_the_shares(shares: list[float], data: st.DataObj
         assert ready is not None
         took = costs[ready.model][number % 5]
         spent[ready.model] += took
-        fair_share.correct_charge(ready, took)
+        fair_share.correct_charge(ready, took, 1)
         fair_share.put(ready.model)
     per_share = [spent[name] / share for name, share in zip(names, shares, strict=True)]
     slack = [(QUANTUM_S * share + 2 * bound) / share for share, bound in zip(shares, bounds, strict=True)]
@@ -54,7 +54,7 @@ def test_a_budget_is_kept(ratio: float, costs: list[float]) -> None:
             assert 0 < wait_s <= (max(costs) + 1) / ratio
             now_s += wait_s
         assert spent_s <= ratio * (now_s + 1) + 1e-6
-        fair_share.correct_charge(ready, cost)
+        fair_share.correct_charge(ready, cost, 1)
         spent_s += cost
         now_s += cost
     assert now_s <= sum(costs) / ratio + sum(costs)
@@ -70,7 +70,7 @@ def test_who_waits_alone_is_served_at_once(shares: list[float], cost: float) -> 
         ready = fair_share.take(0.0, among=names)
         assert ready is not None
         assert ready.model == "m0"
-        fair_share.correct_charge(ready, cost)
+        fair_share.correct_charge(ready, cost, 1)
 
 
 def test_a_model_without_a_name_waits_with_the_others() -> None:

@@ -20,7 +20,7 @@ def _queues(stop: Stop | None = None, **terms: ShareTerms) -> BatchQueues[str]:
 
 async def _hands_out(queues: BatchQueues[str], spent_s: float = 1.0) -> str:
     ready, batch = await asyncio.wait_for(queues.take(), DEADLINE_S)
-    queues.charge(ready, spent_s)
+    queues.charge(ready, spent_s, 1)
     queues.done()
     return batch
 
@@ -88,3 +88,14 @@ async def test_no_more_is_handed_out_than_may_be_in_hand() -> None:
     queues.done()
     handed.append((await asyncio.wait_for(third, DEADLINE_S))[1])
     assert sorted(handed) == ["a", "b", "c"]
+
+
+async def test_batches_grow_where_the_reference_is_quick() -> None:
+    """How many items fit into a time is learned from what was replayed, and not known before."""
+    queues = _queues()
+    assert queues.items_within("digits", 0.05) == 0
+    await queues.put("digits", "one")
+    ready, _ = await queues.take()
+    queues.charge(ready, 0.064, 64)
+    assert queues.items_within("digits", 0.05) == 50
+    queues.done()

@@ -9,13 +9,13 @@ import pytest
 
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference
-from quantdrift.core.errors import QuarantineReason
-from quantdrift.core.records import StratumCount, Tally
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.records import BodyStratum, StratumCount, Tally
 from quantdrift.core.stream.tallies import read_tally
 from quantdrift.models.runtimes.linear import LinearRuntime
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.pipeline.classify import Case, classify
-from quantdrift.shadow.pipeline.validate import read_exchange
+from quantdrift.shadow.pipeline.validate import PolicyCheck, read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.storage.comparisons.rows import Quarantined, Unreferenced
@@ -133,3 +133,21 @@ def test_texts_lose_what_postgres_cannot_hold() -> None:
         blind_connections=0,
     )
     assert "\0" not in read_tally(encode(tally)).source + read_tally(encode(tally)).strata[0].stratum
+
+
+def test_a_policy_is_checked_again_where_it_changes() -> None:
+    """What was sound is remembered, and says nothing of the next policy."""
+    check = PolicyCheck()
+    sound = exchange_of(inputs_of(1))
+    policy = sound.sampling.policy
+    rates = (BodyStratum(name="default", rate=1.5),)
+    broken = msgspec.structs.replace(
+        sound,
+        sampling=msgspec.structs.replace(
+            sound.sampling, policy=msgspec.structs.replace(policy, body_strata=rates)
+        ),
+    )
+    for _ in range(2):
+        assert read_exchange(encode(sound), None, check) == sound
+        with pytest.raises(QuarantineError, match="does not lie between 0 and 1"):
+            read_exchange(encode(broken), None, check)

@@ -461,10 +461,12 @@ def _scores(probabilities: Values, k: int, shown: Flags) -> npt.NDArray[Any]:
     """Return the top classes of the items in `shown` with their probabilities, (items,) of lists; None elsewhere."""
     scores: npt.NDArray[Any] = np.full(len(probabilities), None, dtype=object)
     few = min(k, _MOST_SCORES)
-    for item in np.flatnonzero(shown).tolist():
-        row = probabilities[item]
-        top = np.argsort(-row, kind="stable")[:few]
-        scores[item] = [[int(of), round(float(row[of]), _DECIMALS)] for of in top]
+    items = np.flatnonzero(shown)
+    rows = probabilities[items]
+    top = np.argsort(-rows, axis=1, kind="stable")[:, :few]
+    rounded = np.take_along_axis(rows, top, axis=1).astype(np.float64).round(_DECIMALS)
+    for item, classes, values in zip(items.tolist(), top.tolist(), rounded.tolist(), strict=True):
+        scores[item] = [list(pair) for pair in zip(classes, values, strict=True)]
     return scores
 
 
