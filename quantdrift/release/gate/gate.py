@@ -24,14 +24,14 @@ from quantdrift.models.comparators.registry import comparator_of
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.models.runtimes.registry import check_mapping, opened_reference
 from quantdrift.release.blocking import wait_for
-from quantdrift.release.chosen_model import chosen_reference, model_named, rules_of, slices_named
+from quantdrift.release.chosen_model import chosen_reference, model_named, rules_named, rules_of, slices_named
 from quantdrift.release.gate.follow import Job, follow
 from quantdrift.release.gate.found import KINDS, NONE_FOUND, FoundSlices, LearnedItems, found_slices
 from quantdrift.release.gate.judge import (
     Asked,
     Observed,
+    check_attributes,
     judge,
-    missing_attributes,
     n_questions,
     notes_of,
     observed,
@@ -412,7 +412,7 @@ def _recorded(
         parts = _compared(
             watch, config, model, sides, inputs=inputs, rules=rules, learned=learned, labels=labels
         )
-        _check_attributes(inputs, rules, parts)
+        check_attributes(inputs, rules, parts)
         learned = learned.told_by({key for part in parts for key in part.items.attributes})
         items = observed(
             msgspec.structs.replace(config, slices=tuple(rules)),
@@ -510,30 +510,7 @@ def _judged_slices(
     rules = {rule.name for rule in rules_of(config, model)}
     kinds = tuple(kind for kind in KINDS if kind in chosen and kind not in rules)
     named = [name for name in chosen if name not in kinds]
-    return _rules(config, model, named or ([ALL] if kinds else ())), kinds
-
-
-def _rules(config: Config, model: Model, chosen: Sequence[str]) -> list[Slice]:
-    """Return the slice rules that are judged."""
-    rules = rules_of(config, model)
-    if not chosen:
-        return rules
-    named_rules = {rule.name: rule for rule in rules}
-    if unknown := [name for name in chosen if name not in {ALL, *named_rules}]:
-        named = unknown[0].partition("=")[0]
-        if named in named_rules:
-            raise OperatorError(
-                f"--slice {unknown[0]}: give the name of the rule, --slice {named}, which judges all of its slices"
-            )
-        raise OperatorError(
-            f"--slice {unknown[0]}: model `{model.name}` has no such rule in [[slices]]; it has {_listed([ALL, *named_rules])}, and"
-            f" learned and discovered slices are called {_listed(KINDS)}"
-        )
-    kept = [rule for name, rule in named_rules.items() if name in chosen]
-    for rule in kept:
-        if absent := [part for part in rule.cross if part not in chosen]:
-            raise OperatorError(f"--slice {rule.name} is a cross: give --slice {absent[0]}, too")
-    return kept
+    return rules_named(config, model, named or ([ALL] if kinds else ()), kinds=KINDS), kinds
 
 
 def _rules_of_alert(config: Config, model: Model, alert: AlertFact) -> list[Slice]:
@@ -666,19 +643,3 @@ def _compared(
             progress=watch.counted("comparing", sum(part.n_bytes for part in parts)),
         )
     )
-
-
-def _check_attributes(inputs: Path, rules: Sequence[Slice], parts: Sequence[Compared]) -> None:
-    if missing := missing_attributes(rules, parts):
-        rule, key = next(iter(missing.items()))
-        crossed = {other.name for other in rules if missing.keys() & {*other.cross}}
-        others = [other.name for other in rules if other.name not in {*missing, *crossed}] or [ALL]
-        raise OperatorError(
-            f"--inputs {inputs} has no attribute for the slices `{rule}`: give it an array `{rule}` or `{key}` with one text for"
-            f" each item, or folders {rule}=VALUE; or judge without these slices: "
-            + " ".join(f"--slice {name}" for name in others)
-        )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

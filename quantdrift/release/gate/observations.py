@@ -65,6 +65,8 @@ _LAGS_OF_VALUE: Final = 8  # exchanges of one burst apart
 _DIGEST_BYTES: Final = 16
 RECORD: Final = "repairs.json"
 """What `quantdrift repair` writes beside its models."""
+QUANTISED: Final = "quantised.json"
+"""What `quantdrift quantise` writes beside its model."""
 
 
 def digests_of(inputs: Mapping[str, Array]) -> list[str]:
@@ -382,27 +384,32 @@ def calibration_of(files: Sequence[Path], models: Iterable[Path], inputs: Iterab
     digests: set[str] = set()
     for file in files:
         if file.suffix == ".json":
-            digests.update(digest for repair in _repairs(file) for digest in repair.get("calibration") or ())
+            digests.update(digest for made_from in _made_from(file).values() for digest in made_from)
             continue
         for part in parts_of(file, "--calibration"):
             digests.update(digests_of(read(part, RecordingLayout(inputs=tuple(inputs), keys={})).inputs))
     for model in models:
-        record = model.parent / RECORD
-        if record.is_file():
+        records = [record for name in (RECORD, QUANTISED) if (record := model.parent / name).is_file()]
+        if records:
             digest = f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
-            digests.update(
-                each
-                for repair in _repairs(record)
-                if repair.get("digest") == digest
-                for each in repair.get("calibration") or ()
-            )
+            for record in records:
+                digests.update(_made_from(record).get(digest, ()))
     return frozenset(digests)
 
 
-def _repairs(path: Path) -> list[dict[str, Any]]:
+def _made_from(path: Path) -> dict[str, list[str]]:
+    """Return the digests of the rows that each model of a record was made from, or chosen by, by the digest of the model."""
+    made_from: dict[str, list[str]] = {}
     try:
         record: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-        repairs: list[dict[str, Any]] = record["repairs"]
+        if "made_from" in record:
+            made_from[record["digest"] or ""] = record["made_from"]
+        else:
+            for repair in record["repairs"]:
+                digest = repair.get("digest") or ""
+                made_from.setdefault(digest, []).extend(repair.get("calibration") or [])
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
-        raise OperatorError(f"{path} cannot be read as a record of `quantdrift repair`: {error}") from error
-    return repairs
+        raise OperatorError(
+            f"{path} cannot be read as a record of `quantdrift repair` or `quantdrift quantise`: {error}"
+        ) from error
+    return made_from
