@@ -57,8 +57,8 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
     metavar="FILE",
-    help="What the candidate was calibrated on: recorded inputs, or repairs.json. Such rows do not count. Repeatable. The repairs.json beside a"
-    " file is read without it.",
+    help="What the candidate was calibrated on: recorded inputs, repairs.json or quantised.json. Such rows do not count. Repeatable. The"
+    " record beside a file is read without it.",
 )
 @click.option(
     "--margin",

@@ -30,10 +30,9 @@ def name_of(recipe: Recipe) -> str:
     elif recipe.family is Family.BLOCKS:
         words = [f"INT{recipe.bits} weights in blocks of {recipe.block}"]
     else:
-        words = [
-            f"INT{recipe.bits} {recipe.family.value}",
-            "per channel" if recipe.per_channel else "per tensor",
-        ]
+        words = [f"INT8 {recipe.family.value}", "per channel" if recipe.per_channel else "per tensor"]
+        if recipe.bits != 8:
+            words.append(f"weights of {recipe.bits} bits")
     if recipe.symmetric:
         words.append("symmetric")
     if recipe.ranges is not Ranges.ALL:

@@ -119,9 +119,10 @@ def measures_of(inputs: Mapping[str, Array], divergence: FloatArray, *, seed: in
     Parameters
     ----------
     inputs, divergence
-        Of each row, in the order of the recording.
+        Of each row, in the order of the recording; a divergence that is NaN everywhere was not computed, and tells nothing.
     """
-    return [np.nan_to_num(divergence), *_projected(inputs, len(divergence), np.random.default_rng(seed))]
+    projected = _projected(inputs, len(divergence), np.random.default_rng(seed))
+    return projected if np.isnan(divergence).all() else [np.nan_to_num(divergence), *projected]
 
 
 def burst_of_series(
@@ -142,7 +143,11 @@ def burst_of_series(
     level = false_share / (len(_WINDOWS) * max(len(series), 1))
     longest = 1
     for values in series:
-        scores = [scores_of(values[rows], seed) for rows in strata]
+        scores = [
+            # ties are broken otherwise in each, or chance would be the same in strata of one size
+            scores_of(values[rows], [seed, number])
+            for number, rows in enumerate(strata)
+        ]
         for window in _WINDOWS:
             if _is_alike(scores, window, level):
                 longest = max(longest, _length(scores, window // 2))
@@ -174,8 +179,8 @@ def attribute_of_bursts(
     level = false_share / (len(keys) * len(series))
     scores = np.zeros((len(series), len(stratum)))
     for score, values in zip(scores, series, strict=True):
-        for rows in rows_of_strata(stratum):
-            score[rows] = scores_of(values[rows])
+        for number, rows in enumerate(rows_of_strata(stratum)):
+            score[rows] = scores_of(values[rows], [1, number])
     alike: dict[str, float] = {}
     for key in keys:
         group, _ = visits(attributes[key])
@@ -308,7 +313,7 @@ def _correlations(scores: Sequence[FloatArray], lags: Sequence[int]) -> tuple[Fl
     return sums / np.maximum(n_pairs, 1), int(n_pairs.min())
 
 
-def scores_of(values: FloatArray, seed: int = 1) -> FloatArray:
+def scores_of(values: FloatArray, seed: int | Sequence[int] = 1) -> FloatArray:
     """Return normal scores of the ranks, ties broken at random, with a mean of squares of 1."""
     ties = np.random.default_rng(seed).permutation(len(values))
     ranks = np.empty(len(values))

@@ -122,12 +122,13 @@ def _drawn(axis: Axes, found: Quantised, kind: CostKind) -> None:
                 fontsize=8,
             )
     axis.set_yscale("symlog", linthresh=budget, linscale=1.0)
-    axis.set_ylim(-0.1 * budget, 1.3 * max(*(y(each) for each in found.usable), 2 * budget))
+    top = 1.3 * max(*(y(each) for each in found.usable), 2 * budget)
+    axis.set_ylim(-0.1 * budget, top)
     axis.set_xlim(0, 1.08 * max(x(each) for each in found.usable))
     ticks = [
         tick
-        for tick in (0, budget / 2, budget, *(budget * 10**power for power in (0.5, 1, 1.5, 2)))
-        if tick <= 100
+        for tick in (0, budget / 2, budget, *(budget * factor for factor in (3, 10, 30, 100)))
+        if tick <= min(top, 100)
     ]
-    axis.set_yticks(ticks, [f"{tick:.2g}" for tick in ticks])
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
