@@ -303,11 +303,15 @@ def answered_rows(reference: VersionReference, items: RecordedItems, rows: slice
     RetryError
         The reference is at a server that is unreachable.
     """
-    where = f"{items.path}, rows {rows.start} to {rows.stop - 1}"
+    where = _place(items, rows)
     arrays = {name: array[rows] for name, array in items.inputs.items()}
     entry = _prepared(reference, arrays)
     outputs = computed(entry, where, "reference", step=rows.stop - rows.start)
     return AnsweredRows(entry=entry, arrays=arrays, outputs=outputs, where=where)
+
+
+def _place(items: RecordedItems, rows: slice) -> str:
+    return f"{items.path}, rows {rows.start} to {rows.stop - 1}"
 
 
 def _step(
@@ -334,8 +338,7 @@ def _step(
                 answered(entry, sides.served, answers.arrays, where, "served model"), outputs, where
             )
     except QuarantineError as error:
-        where = f"{items.path}, rows {rows.start} to {rows.stop - 1}"
-        raise OperatorError(f"{where}: {error.detail}") from error
+        raise OperatorError(f"{_place(items, rows)}: {error.detail}") from error
     wanted = [rule for rule in rules if rule.feature]
     features = features_of(wanted, entry.inputs) if wanted else [{} for _ in range(entry.n_items)]
     return _ComparedRows(

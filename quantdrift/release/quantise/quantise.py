@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config, Model, Reference
-from quantdrift.core.diagnosable import gate_problem
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
+from quantdrift.core.tasks import Task
 from quantdrift.core.text import Table
 from quantdrift.drift.gate import ALPHA, Question, trials
 from quantdrift.facts.gate import Outcome
@@ -143,8 +143,11 @@ def quantise(
     setting, watch, folder = Setting.of(config, None), Watch(progress), Path(out)
     options = setting.config()
     chosen = model_named(options, model)
-    if problem := gate_problem(chosen):
-        raise OperatorError(problem)
+    if chosen.task is Task.GENERATION:
+        raise OperatorError(
+            f"model `{chosen.name}` has the task `generation`: quantise language models with another tool, and judge the result with"
+            " `quantdrift gate`"
+        )
     if folder.exists() and any(folder.iterdir()):
         raise OperatorError(f"--out {folder} is not empty, and nothing is overwritten: name a new folder")
     if picture is not None:

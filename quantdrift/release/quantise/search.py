@@ -222,10 +222,11 @@ class Search:
         self._budget = reference.model.budget.flip
         self._digests: set[str] = set()
         self._choosing = list(self._answered(part_of_files(files, parts.choose)))
-        self._feed = _as_fed(next(_feeds(part_of_files(files, parts.choose), reference.model.batched, rows)))
         self._session = session_of(str(model), str(model), 1)
         names = {node.name for node in self._session.get_inputs()}
-        self._feed = {name: array for name, array in self._feed.items() if name in names}
+        feeds = _feeds(part_of_files(files, parts.choose), reference.model.batched, rows)
+        longest = max(feeds, key=lambda feed: len(np.atleast_1d(feed[next(iter(feed))])))
+        self._feed = {name: array for name, array in _as_fed(longest).items() if name in names}
         self.tried: list[TriedRecipe] = []
         self.ended = ""
 
