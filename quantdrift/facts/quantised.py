@@ -139,6 +139,8 @@ class Quantised(msgspec.Struct, frozen=True, kw_only=True):
         Number of the cheapest that passed; None: none did.
     verdict
         Pass, fail or insufficient.
+    out
+        The folder of the record, and of the file.
     file
         The file that was written; empty: none.
     n_calibration, n_choosing, n_judging
@@ -162,6 +164,7 @@ class Quantised(msgspec.Struct, frozen=True, kw_only=True):
     sequence: tuple[int, ...] = ()
     chosen: int | None = None
     verdict: Outcome
+    out: str
     file: str = ""
     n_calibration: int
     n_choosing: int

@@ -104,16 +104,25 @@ def test_a_prompt_without_an_answer_is_answered_by_the_candidate(folder: Path, t
     assert 4 <= record["tokens"]["all"] <= 4 * 8
 
 
-def test_a_candidate_at_a_server_is_judged(folder: Path, int8: VllmLike, tmp_path: Path) -> None:
-    """It scores the answers, and nothing is sent to it but prompts and answers."""
+def test_a_candidate_at_a_server_is_judged(
+    folder: Path, fp32: VllmLike, int8: VllmLike, tmp_path: Path
+) -> None:
+    """It scores the answers; the reference may be at a server, too, and says the same as from its folder."""
     path = _written(tmp_path / "rec.jsonl", _lines("law", 0)[:4])
-    with serving(int8) as address:
+    with serving(int8) as address, serving(fp32) as reference:
+        config = CONFIG.replace(
+            'runtime = "transformers"\npath = "reference"', f'runtime = "openai"\nurl = "{reference}"'
+        )
+        (folder / "servers.toml").write_text(config, encoding="utf-8")
         done = _gate(folder, address, f"--inputs={path}", "--json")
+        both = _gate(folder, address, f"--inputs={path}", "--json", "--config=servers.toml")
     assert done.returncode in (3, 4), done.stderr
     record = json.loads(done.stdout)
     divergence = next(each for each in record["slices"] if each["question"] == "divergence")
     assert divergence["n"] == 4
     assert 0 < divergence["mean"] < 0.5
+    at_servers = next(each for each in json.loads(both.stdout)["slices"] if each["question"] == "divergence")
+    assert at_servers["mean"] == pytest.approx(divergence["mean"], rel=0.05)
 
 
 @pytest.mark.parametrize(

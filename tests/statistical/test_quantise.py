@@ -4,6 +4,7 @@ Seeds are fixed: each test states with which probability another seed would fail
 """
 
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 import pytest
@@ -54,6 +55,11 @@ def _tried(number: int, flips: dict[str, FloatArray]) -> TriedRecipe:
     )
 
 
+def _judged(rng: Generator, rates: list[list[float]], number: int) -> Decision:
+    """Return the decision about a recipe on flips that chose nothing."""
+    return _decision(_drawn(rng, rates[number - 1]))
+
+
 REFERENCE = TriedRecipe(
     recipe=Recipe(family=Family.FP32, bits=32), n_bytes=1_000, time_ratio=1.0, within=True
 )
@@ -72,7 +78,7 @@ def _chosen_wrongly(rng: Generator, n_recipes: int, *, is_fresh: bool) -> bool:
     tried = [REFERENCE, *(_tried(number, flips) for number, flips in enumerate(chose))]
 
     def decide(number: int) -> Decision:
-        return _decision(_drawn(rng, rates[number - 1]) if is_fresh else chose[number - 1])
+        return _judged(rng, rates, number) if is_fresh else _decision(chose[number - 1])
 
     _, chosen = judged_in_turn(order_of_judgement(tried, CostKind.SIZE), decide)
     return chosen is not None
@@ -103,9 +109,7 @@ def test_a_good_recipe_is_found_among_bad_ones() -> None:
         rates = [[0.0, 0.0], *([BUDGET, BUDGET] for _ in range(39))]
         tried = [REFERENCE, *(_tried(-number, _drawn(rng, each)) for number, each in enumerate(rates))]
         order = order_of_judgement(tried, CostKind.SIZE)
-        _, chosen = judged_in_turn(
-            order, lambda number, rates=rates: _decision(_drawn(rng, rates[number - 1]))
-        )  # type: ignore[misc]
+        _, chosen = judged_in_turn(order, partial(_judged, rng, rates))
         found.append(chosen == 1)
     assert np.mean(found) >= 0.9
 

@@ -136,17 +136,12 @@ def _advice(found: Quantised) -> list[str]:
             f"Written, to be judged with more inputs: {plain(found.file)}",
         ]
     else:
-        return [*_damage(found), f"Everything that was measured: {_record_of(found)}. No model was written."]
+        return [
+            *_damage(found),
+            f"Everything that was measured: {Path(found.out) / 'quantised.json'}. No model was written.",
+        ]
     command = shlex.join(["quantdrift", "gate", found.file, "--live", *found.gate_options])
     return [*lines, f"Next, judge it on live traffic: {command}"]
-
-
-def _record_of(found: Quantised) -> str:
-    return (
-        str(Path(found.file).parent / "quantised.json")
-        if found.file
-        else "quantised.json in the folder --out"
-    )
 
 
 def _passed(tried: TriedRecipe) -> bool:

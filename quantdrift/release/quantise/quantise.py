@@ -319,6 +319,7 @@ def _searched(
             sequence=tuple(judged),
             chosen=winner,
             verdict=verdict,
+            out=str(folder),
             file="" if kept is None else str(folder / NAME),
             n_calibration=len(parts.calibrate),
             n_choosing=len(parts.choose),
