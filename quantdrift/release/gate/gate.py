@@ -135,7 +135,6 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
     divergence: bool
     alpha: float
     other_weights: bool
-    is_live: bool
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -151,6 +150,13 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
             self.against.samefile(self.candidate) or self.against.read_bytes() == self.candidate.read_bytes()
         )
 
+    def check_file(self) -> None:
+        """Refuse a candidate that is a folder or at a server, which only those of language models are."""
+        if not self.candidate.is_file():
+            raise OperatorError(
+                f"CANDIDATE {self.where} is no file: only candidates of models with the task `generation` are folders or at servers"
+            )
+
     def check_origins(self, model: Model, number: int | None) -> None:
         """Refuse a candidate that was made from another checkpoint, before anything runs; tell which weights are faulty."""
         if self.other_weights or not model.references:
@@ -163,8 +169,6 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
 
     def asked(self, model: Model, *, labels: str, is_against: bool) -> Asked:
         """Return what is asked of each slice, and of all inputs together."""
-        if self.is_live and (problem := gate_problem(model)):
-            raise OperatorError(problem)
         if self.margin is not None and not is_against:
             raise OperatorError("--margin needs --against, the model that is serving, or --live")
         if self.mlperf is None and (labels or self.accuracy is not None):
@@ -323,7 +327,6 @@ def gate(
         divergence=divergence,
         alpha=alpha,
         other_weights=other_weights,
-        is_live=live,
     )
     if inputs is not None:
         calibrated = [Path(path) for path in calibration]
@@ -361,6 +364,9 @@ async def _live(job: _Gate, wait: timedelta, stop: Callable[[], Stop], *, every_
     secrets = setting.secrets(config)
     config = setting.with_stream(config, NatsRole.SHADOW)
     model = model_named(config, job.model)
+    if problem := gate_problem(model):
+        raise OperatorError(problem)
+    job.check_file()
     if len(model.references) == 1:
         job.check_origins(model, None)
     labels = _LOADED if job.mlperf is not None and job.accuracy is None else ""
@@ -421,15 +427,12 @@ def _recorded(
             ("--calibration", calibration),
             ("--mlperf", job.mlperf),
             ("--latency-p99 and --throughput", job.budget.n),
-            ("--slice", kinds),
+            (f"--slice {next(iter(kinds), '')}", kinds),
         ):
             if value:
                 raise OperatorError(f"{option} is not for language models: leave it out")
         return _prompts(job, config, model, asked, inputs=inputs, rules=rules, number=number)
-    if not job.candidate.is_file():
-        raise OperatorError(
-            f"CANDIDATE {job.where} is no file: only candidates of models with the task `generation` are folders or servers"
-        )
+    job.check_file()
     job.check_origins(model, number)
     sides = _sides(job, config, model, rules, number)
     try:
