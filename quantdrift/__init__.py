@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from quantdrift.release.gate.gate import GateResult, gate
     from quantdrift.release.plan import PlanResult, plan
     from quantdrift.release.progress import Progress
+    from quantdrift.release.quantise.quantise import QuantiseResult, quantise
     from quantdrift.release.repair.repair import RepairResult, repair
     from quantdrift.sidecar.tap import Tap
 
@@ -26,6 +27,7 @@ __all__ = [
     "PlanResult",
     "Progress",
     "QuantdriftError",
+    "QuantiseResult",
     "RepairResult",
     "RetryError",
     "Tap",
@@ -35,6 +37,7 @@ __all__ = [
     "diagnose",
     "gate",
     "plan",
+    "quantise",
     "repair",
 ]
 
@@ -49,6 +52,7 @@ _MODULES: Final = {
     "PlanResult": "release.plan",
     "Progress": "release.progress",
     "QuantdriftError": "core.errors",
+    "QuantiseResult": "release.quantise.quantise",
     "RepairResult": "release.repair.repair",
     "RetryError": "core.errors",
     "Tap": "sidecar.tap",
@@ -57,6 +61,7 @@ _MODULES: Final = {
     "diagnose": "release.diagnose.diagnose",
     "gate": "release.gate.gate",
     "plan": "release.plan",
+    "quantise": "release.quantise.quantise",
     "repair": "release.repair.repair",
 }
 

@@ -37,6 +37,10 @@ _COMMANDS: Final = {
     "pause": ("decide.pause:pause", "Pause sampling in the whole fleet, or of one model."),
     "resume": ("decide.pause:resume", "Resume sampling."),
     "backtest": ("decide.backtest:backtest", "Replay the stored history with another configuration."),
+    "quantise": (
+        "release.quantise:quantise",
+        "Build the cheapest quantised model that passes on every slice.",
+    ),
     "gate": ("release.gate:gate", "Judge whether a candidate is good enough on every slice."),
     "diagnose": ("release.diagnose:diagnose", "Name the places of a candidate that damage a slice."),
     "repair": ("release.repair:repair", "Build and measure repairs of a candidate."),
@@ -58,7 +62,7 @@ _TITLES: Final = {
     "run": "Run",
     "look": "Look at what was found",
     "decide": "Decide",
-    "release": "Judge, explain and repair a candidate",
+    "release": "Build, judge, explain and repair a candidate",
     "admin": "Operate",
 }
 """By the folder of a command."""
@@ -86,6 +90,7 @@ _EXTRAS: Final = {
     "up": "all",
     "config": "shadow",
     "reference": "shadow",
+    "quantise": "shadow",
     "gate": "shadow",
     "diagnose": "shadow",
     "repair": "shadow",

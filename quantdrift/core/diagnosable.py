@@ -158,13 +158,10 @@ def repair_problem(model: Model, reference: Reference) -> str:
 
 
 def gate_problem(model: Model) -> str:
-    """Return why recorded inputs cannot judge a candidate of a model; empty: they can."""
+    """Return why live traffic, or recorded arrays, cannot judge a candidate of a model; empty: they can."""
     if model.task is not Task.GENERATION:
         return ""
-    return (
-        f"model `{model.name}` has the task `generation`, whose answers depend on the server that generates them:"
-        " recorded inputs cannot show them"
-    )
+    return f"model `{model.name}` has the task `generation`: its candidates are judged on recorded prompts, with `quantdrift gate --inputs`"
 
 
 def build_of(model: Model, version: str, *, trees: bool = False) -> Build:

@@ -141,6 +141,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         The attribute whose values tell bursts apart; empty: their order does.
     missing_hours
         Hours of the day whose traffic was not seen and that hold up a pass; empty: none do.
+    tokens
+        Of a language model: tokens that were scored, by the name of the slice.
     """
 
     verdict: Outcome
@@ -157,6 +159,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     burst: int = 1
     burst_of: str = ""
     missing_hours: tuple[int, ...] = ()
+    tokens: dict[str, int] = {}
 
     def without_hours(self, hours: Iterable[int]) -> "Decision":
         """Return the decision where the traffic of some hours of the day was not seen: a pass waits for them."""

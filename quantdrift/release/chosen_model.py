@@ -6,7 +6,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Config, Model, Reference, Slice
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.slices import SliceAssigner, SliceKey, attribute_key
+from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, attribute_key
 
 
 def model_named(config: Config, name: str) -> Model:
@@ -37,6 +37,39 @@ def rules_of(config: Config, model: Model) -> list[Slice]:
     return [rule for rule in config.slices if rule.model in ("", model.name)]
 
 
+def rules_named(
+    config: Config, model: Model, chosen: Sequence[str], *, kinds: Sequence[str] = ()
+) -> list[Slice]:
+    """Return the slice rules of a model that `--slice` names; without a name all of them.
+
+    Parameters
+    ----------
+    chosen
+        Names of rules, or `all`.
+    kinds
+        What learned and discovered slices are called, where the command knows them.
+    """
+    rules = rules_of(config, model)
+    if not chosen:
+        return rules
+    named_rules = {rule.name: rule for rule in rules}
+    if unknown := [name for name in chosen if name not in {ALL, *named_rules}]:
+        named = unknown[0].partition("=")[0]
+        if named in named_rules:
+            raise OperatorError(
+                f"--slice {unknown[0]}: give the name of the rule, --slice {named}, which judges all of its slices"
+            )
+        found = f", and learned and discovered slices are called {_listed(kinds)}" if kinds else ""
+        raise OperatorError(
+            f"--slice {unknown[0]}: model `{model.name}` has no such rule in [[slices]]; it has {_listed([ALL, *named_rules])}{found}"
+        )
+    kept = [rule for name, rule in named_rules.items() if name in chosen]
+    for rule in kept:
+        if absent := [part for part in rule.cross if part not in chosen]:
+            raise OperatorError(f"--slice {rule.name} is a cross: give --slice {absent[0]}, too")
+    return kept
+
+
 def slices_named(config: Config, model: Model, rules: Sequence[Slice], name: str) -> list[SliceKey]:
     """Return the declared slices of the rules, and that of the value in `name` for a rule without declared values."""
     assigner = SliceAssigner(msgspec.structs.replace(config, slices=tuple(rules)), model.name)
@@ -45,3 +78,7 @@ def slices_named(config: Config, model: Model, rules: Sequence[Slice], name: str
         attribute_key(rule): value for rule in rules if rule.name == of and not (rule.feature or rule.cross)
     }
     return list(dict.fromkeys([*assigner.declared(), *assigner.assign(attributes, {})]))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -23,7 +23,7 @@ from quantdrift.models.tensors.arrays import Array
 
 GROUP: Final = "group"
 """Name of the array by which items are one observation, such as a session."""
-_SUFFIXES: Final = (".npz", ".safetensors")
+SUFFIXES: Final = (".npz", ".safetensors")
 _ATTRIBUTES: Final = frozenset("USiub")  # kinds of arrays: texts and whole numbers
 
 
@@ -124,8 +124,15 @@ def layout_of(
     )
 
 
-def parts_of(path: Path, option: str = "--inputs") -> list[RecordedFile]:
+def parts_of(path: Path, option: str = "--inputs", suffixes: Sequence[str] = SUFFIXES) -> list[RecordedFile]:
     """Return the files of a recording, a file or a folder, in the order of their names.
+
+    Parameters
+    ----------
+    option
+        What names it.
+    suffixes
+        Endings of the names of its files.
 
     Raises
     ------
@@ -133,13 +140,13 @@ def parts_of(path: Path, option: str = "--inputs") -> list[RecordedFile]:
         There is none, one is damaged, or a folder between has no attribute in its name.
     """
     if path.is_file():
-        if path.suffix not in _SUFFIXES:
-            raise OperatorError(f"{option} {path}: recorded inputs are .npz or .safetensors files")
+        if path.suffix not in suffixes:
+            raise OperatorError(f"{option} {path}: recorded inputs are {' or '.join(suffixes)} files")
         return [_part(path, {})]
     if not path.is_dir():
         raise OperatorError(f"{option} {path}: there is no such file or folder")
     parts = []
-    for file in sorted(entry for entry in path.rglob("*") if entry.suffix in _SUFFIXES and entry.is_file()):
+    for file in sorted(entry for entry in path.rglob("*") if entry.suffix in suffixes and entry.is_file()):
         folders = {}
         for folder in file.relative_to(path).parent.parts:
             name, equals, value = folder.partition("=")
@@ -150,7 +157,7 @@ def parts_of(path: Path, option: str = "--inputs") -> list[RecordedFile]:
             folders[name] = value
         parts.append(_part(file, folders))
     if not parts:
-        raise OperatorError(f"{option} {path}: the folder has no .npz or .safetensors file")
+        raise OperatorError(f"{option} {path}: the folder has no {' or '.join(suffixes)} file")
     return parts
 
 
@@ -202,7 +209,7 @@ def read(part: RecordedFile, layout: RecordingLayout) -> RecordedItems:
         if name not in {*layout.inputs, layout.labels}
     }
     texts |= {name: [value] * n_items for name, value in part.folders.items()}
-    attributes = {_key(layout.keys, name): values for name, values in texts.items()}
+    attributes = {attribute_key_of(layout.keys, name): values for name, values in texts.items()}
     return RecordedItems(
         path=part.path,
         inputs={name: arrays[name] for name in layout.inputs},
@@ -212,7 +219,7 @@ def read(part: RecordedFile, layout: RecordingLayout) -> RecordedItems:
     )
 
 
-def _key(keys: Mapping[str, str], name: str) -> str:
+def attribute_key_of(keys: Mapping[str, str], name: str) -> str:
     """Return the key of the attribute that is called `name`; the name itself where no slice uses it."""
     return name if name.startswith(CAPTURED) else keys.get(name, name)
 

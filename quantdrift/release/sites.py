@@ -207,7 +207,7 @@ class SwitchableCopy:
         self.file = candidate
         self._model, self._candidate, self._threads = model, str(candidate), threads
         self._session = session_of(_without_raw(model), str(candidate), threads, keep_pairs=True)
-        self._rows = _fixed_rows(self._session)
+        self._rows = fixed_rows(self._session)
         self._served = session_of(str(candidate), str(candidate), threads)
         self._expected = session_of(str(reference), str(reference), threads)
 
@@ -419,10 +419,10 @@ def session_of(source: Any, path: str, threads: int, *, keep_pairs: bool = False
 
 def outputs_of(session: Any, names: Sequence[str], inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the outputs of a session, of as many items in a run as its graph takes."""
-    return _in_steps(session, names, inputs, {}, _fixed_rows(session))
+    return _in_steps(session, names, inputs, {}, fixed_rows(session))
 
 
-def _fixed_rows(session: Any) -> int:
+def fixed_rows(session: Any) -> int:
     """Return the number of items of one run where the graph fixes it, else 0."""
     first = [
         node.shape[0]

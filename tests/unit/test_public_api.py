@@ -12,7 +12,7 @@ from quantdrift.cli.main import main
 
 pytestmark = pytest.mark.unit
 
-FUNCTIONS = ("compare", "diagnose", "gate", "plan", "repair")
+FUNCTIONS = ("compare", "diagnose", "gate", "plan", "quantise", "repair")
 COMMAND_ALONE = {"as_json", "config_path", "junit"}
 """What a command prints, writes or calls otherwise."""
 FUNCTION_ALONE = {"old", "new", "progress", "stop", "seed", "alpha"}

@@ -21,14 +21,21 @@ _EXIT: Final = {"pass": 0, "fail": 3, "insufficient": 4}
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
+class _Candidate(click.Path):
+    """A file, a folder, or the address of a server."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if "://" in str(value) else super().convert(value, param, ctx)
+
+
 @click.command()
-@click.argument("candidate", type=_FILE)
+@click.argument("candidate", type=_Candidate(exists=True))
 @CONFIG
 @click.option("--model", default="", help="The model.  [default: the only one of the configuration]")
 @click.option(
     "--inputs",
     type=click.Path(exists=True, path_type=Path),
-    help="Recorded inputs: a .npz or .safetensors file, or a folder of them.",
+    help="Recorded inputs: a .npz or .safetensors file, of a language model .jsonl, or a folder of them.",
 )
 @click.option("--live", is_flag=True, help="Judge on the live traffic from now on, in place of --inputs.")
 @click.option("--wait", default="1d", show_default=True, help="With --live: longest time: 30m, 2h, 1d.")
@@ -57,8 +64,8 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
     metavar="FILE",
-    help="What the candidate was calibrated on: recorded inputs, or repairs.json. Such rows do not count. Repeatable. The repairs.json beside a"
-    " file is read without it.",
+    help="What the candidate was calibrated on: recorded inputs, repairs.json or quantised.json. Such rows do not count. Repeatable. The"
+    " record beside a file is read without it.",
 )
 @click.option(
     "--margin",
@@ -142,7 +149,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 @NO_NOTE
 @JSON
 def gate(
-    candidate: Path,
+    candidate: str,
     config_path: Path,
     wait: str,
     routes: tuple[str, ...],
@@ -153,6 +160,9 @@ def gate(
     **options: Any,
 ) -> None:
     """Judge whether CANDIDATE, an ONNX file, is good enough on every slice, before it is deployed.
+
+    Of a language model it is a folder, or the address of an OpenAI-compatible server, and --inputs are recorded prompts (.jsonl): both models
+    score the answers token by token.
 
     It runs the reference and the candidate on recorded inputs, compares their outputs like the shadow, and asks whether each slice
     is within the budget of the model. Inputs that the candidate was calibrated with do not count as evidence: leave them out. Learned and
@@ -190,7 +200,7 @@ def gate(
             config=config_path,
             wait=span_of("--wait", wait),
             routes=files,
-            loads=_loads(loads, {ALL: candidate, **files}),
+            loads=_loads(loads, {ALL: Path(candidate), **files}),
             reference=number,
             stop=stop,
             progress=progress,

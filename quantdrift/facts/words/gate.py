@@ -40,13 +40,15 @@ def decided(decision: Decision, elapsed_s: float | None = None) -> list[str | Ta
             _ASKED[answer.question],
             answer.verdict.value,
             f"{answer.n:,}",
+            *([f"{decision.tokens.get(answer.slice, 0):,}"] if decision.tokens else []),
             _mean(answer),
             _limit(answer),
             _missing(answer, elapsed_s),
         )
         for answer in decision.slices
     )
-    head = ("slice", "question", "verdict", "n", "mean [low, high]", "limit", "missing")
+    counted = ("n", "tokens") if decision.tokens else ("n",)
+    head = ("slice", "question", "verdict", *counted, "mean [low, high]", "limit", "missing")
     return [
         Table(head, rows),
         "",

@@ -133,7 +133,7 @@ def _read_exchange(
     requests[0] = msgspec.structs.replace(requests[0], free_answer=free_answer)
     return (
         {
-            PROMPT: objects([_prompt_text(request) for request in requests]),
+            PROMPT: objects([prompt_text(request) for request in requests]),
             ANSWER: objects(parts.texts),
             REQUEST: objects(requests),
         },
@@ -312,7 +312,7 @@ def _named(token: bytes) -> int:
     return int(digits) if digits.isdigit() and len(digits) <= 18 else -1
 
 
-def _prompt_text(request: ScoringRequest) -> str:
+def prompt_text(request: ScoringRequest) -> str:
     """Return the prompt as text; the messages of a chat are joined by newlines."""
     parts = [text for message in request.messages for text in _content_texts(message.get("content"))]
     return "\n".join(parts) if request.messages else request.prompt

@@ -276,7 +276,7 @@ def all_recorded(
     """
     files = []
     for part in parts:
-        files.append(_not_computed(read(part, layout), rules))
+        files.append(not_computed(read(part, layout), rules))
         progress(part.n_bytes)
     sliced = msgspec.structs.replace(config, slices=tuple(rules))
     items = observed(sliced, chosen.model, files)
@@ -390,7 +390,7 @@ def _told(
     )
 
 
-def _not_computed(items: RecordedItems, rules: Sequence[Slice]) -> Compared:
+def not_computed(items: RecordedItems, rules: Sequence[Slice]) -> Compared:
     """Return the items of a file as they are before any model has run."""
     wanted = [rule for rule in rules if rule.feature]
     unknown = np.full(len(items), np.nan)

@@ -1,14 +1,16 @@
 """The gate: whether a candidate is good enough on every slice, of recorded inputs or of live traffic, before it is deployed."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config.schema import Config, Model, Slice
+from quantdrift.core.config.schema import CandidateCopy, Config, Model, Slice
 from quantdrift.core.diagnosable import gate_problem
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
@@ -16,26 +18,28 @@ from quantdrift.core.records import Verdict
 from quantdrift.core.slices import ALL
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
+from quantdrift.core.tasks import Task
 from quantdrift.core.text import Table
 from quantdrift.drift.gate import Question
 from quantdrift.facts.gate import Decision, Followed, Kind, LoadRun, Outcome
 from quantdrift.facts.words.gate import decided, followed, junit, sentence, so_far
 from quantdrift.models.comparators.registry import comparator_of
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
-from quantdrift.models.runtimes.registry import check_mapping, opened_reference
+from quantdrift.models.runtimes.registry import check_mapping, opened_reference, runtime_request
 from quantdrift.release.blocking import wait_for
-from quantdrift.release.chosen_model import chosen_reference, model_named, rules_of, slices_named
+from quantdrift.release.chosen_model import chosen_reference, model_named, rules_named, rules_of, slices_named
 from quantdrift.release.gate.follow import Job, follow
 from quantdrift.release.gate.found import KINDS, NONE_FOUND, FoundSlices, LearnedItems, found_slices
 from quantdrift.release.gate.judge import (
     Asked,
     Observed,
+    check_attributes,
     judge,
-    missing_attributes,
     n_questions,
     notes_of,
     observed,
     said_of,
+    undeclared,
 )
 from quantdrift.release.gate.load import LoadBudget, measured, read_load
 from quantdrift.release.gate.observations import calibration_of
@@ -117,6 +121,7 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
     setting: Setting
     watch: Watch
     candidate: Path
+    where: str
     routes: dict[str, Path]
     against: Path | None
     budget: LoadBudget
@@ -145,6 +150,13 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
             self.against.samefile(self.candidate) or self.against.read_bytes() == self.candidate.read_bytes()
         )
 
+    def check_file(self) -> None:
+        """Refuse a candidate that is a folder or at a server, which only those of language models are."""
+        if not self.candidate.is_file():
+            raise OperatorError(
+                f"CANDIDATE {self.where} is no file: only candidates of models with the task `generation` are folders or at servers"
+            )
+
     def check_origins(self, model: Model, number: int | None) -> None:
         """Refuse a candidate that was made from another checkpoint, before anything runs; tell which weights are faulty."""
         if self.other_weights or not model.references:
@@ -157,8 +169,6 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
 
     def asked(self, model: Model, *, labels: str, is_against: bool) -> Asked:
         """Return what is asked of each slice, and of all inputs together."""
-        if problem := gate_problem(model):
-            raise OperatorError(problem)
         if self.margin is not None and not is_against:
             raise OperatorError("--margin needs --against, the model that is serving, or --live")
         if self.mlperf is None and (labels or self.accuracy is not None):
@@ -172,7 +182,7 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
         questions = [Question.flips(budget.flip)]
         if is_against:
             questions.append(Question.harm(budget.flip / 2 if self.margin is None else self.margin))
-        if self.divergence:
+        if self.divergence or model.task is Task.GENERATION:
             if budget.divergence >= budget.cap:
                 raise OperatorError(
                     f"model `{model.name}`: models.budget.divergence is {budget.divergence:g}, which no mean exceeds, because a divergence counts"
@@ -290,7 +300,8 @@ def gate(
     if note is not None and (no_note or alert is not None):
         raise OperatorError("--note is in place of --alert, which writes a note itself, and of --no-note")
     setting, watch = Setting.of(config, data), Watch(progress)
-    file = existing(candidate, "CANDIDATE")
+    is_server = "://" in os.fspath(candidate)
+    file = Path(candidate) if is_server else existing(candidate, "CANDIDATE")
     files = {name: existing(path, f"--route {name}") for name, path in (routes or {}).items()}
     budget = LoadBudget(latency_p99_s=latency_p99_s, throughput_per_s=throughput_per_s)
     run = _load_run(loads or {}, budget, {ALL: file, **files}, live=live)
@@ -302,6 +313,7 @@ def gate(
         setting=setting,
         watch=watch,
         candidate=file,
+        where=os.fspath(candidate),
         routes=files,
         against=None if against is None else existing(against, "--against"),
         budget=budget,
@@ -352,6 +364,9 @@ async def _live(job: _Gate, wait: timedelta, stop: Callable[[], Stop], *, every_
     secrets = setting.secrets(config)
     config = setting.with_stream(config, NatsRole.SHADOW)
     model = model_named(config, job.model)
+    if problem := gate_problem(model):
+        raise OperatorError(problem)
+    job.check_file()
     if len(model.references) == 1:
         job.check_origins(model, None)
     labels = _LOADED if job.mlperf is not None and job.accuracy is None else ""
@@ -405,6 +420,19 @@ def _recorded(
     model = model_named(config, job.model)
     asked = job.asked(model, labels=labels, is_against=job.against is not None)
     rules, kinds = _judged_slices(config, model, job.alert, chosen)
+    if model.task is Task.GENERATION:
+        for option, value in (
+            ("--route", job.routes),
+            ("--against", job.against),
+            ("--calibration", calibration),
+            ("--mlperf", job.mlperf),
+            ("--latency-p99 and --throughput", job.budget.n),
+            (f"--slice {next(iter(kinds), '')}", kinds),
+        ):
+            if value:
+                raise OperatorError(f"{option} is not for language models: leave it out")
+        return _prompts(job, config, model, asked, inputs=inputs, rules=rules, number=number)
+    job.check_file()
     job.check_origins(model, number)
     sides = _sides(job, config, model, rules, number)
     try:
@@ -412,7 +440,7 @@ def _recorded(
         parts = _compared(
             watch, config, model, sides, inputs=inputs, rules=rules, learned=learned, labels=labels
         )
-        _check_attributes(inputs, rules, parts)
+        check_attributes(inputs, rules, parts)
         learned = learned.told_by({key for part in parts for key in part.items.attributes})
         items = observed(
             msgspec.structs.replace(config, slices=tuple(rules)),
@@ -443,6 +471,91 @@ def _recorded(
             beside=beside,
         ),
         not_judged=learned.left_out,
+    )
+    job.write_note(decision)
+    return GateResult(decision=decision, notes=tuple(watch.notes))
+
+
+def _prompts(
+    job: _Gate,
+    config: Config,
+    model: Model,
+    asked: Asked,
+    *,
+    inputs: Path,
+    rules: Sequence[Slice],
+    number: int | None,
+) -> GateResult:
+    """Judge a candidate of a language model on recorded prompts."""
+    from quantdrift.release.gate.prompts import (  # noqa: PLC0415 - the comparator of generated text, for these models alone
+        SUFFIXES,
+        compared_prompts,
+        open_language_candidate,
+        read_prompts,
+        with_answers,
+    )
+
+    watch = job.watch
+    if not model.references:
+        raise OperatorError(
+            f"model `{model.name}` has no [[models.references]]: there is nothing to compare with"
+        )
+    _, reference = chosen_reference(model, number)
+    parts = parts_of(inputs, suffixes=SUFFIXES)
+    layout = layout_of(config, rules, ["prompt"])
+    recorded = [read_prompts(part, layout) for part in parts]
+    watch.step("loading the reference and the candidate")
+    candidate = open_language_candidate(runtime_request(config, model, reference), job.where)
+    try:
+        if n_own := sum(sum(each.own) for each in recorded):
+            answered = watch.counted("the candidate answers prompts without an answer", n_own)
+            recorded = [with_answers(each, candidate, model, answered) for each in recorded]
+        runtime = opened_reference(
+            config, model, msgspec.structs.replace(reference, copy=CandidateCopy())
+        )  # the candidate takes the place of a replica
+        try:
+            progress = watch.counted("scoring answers", sum(len(each.requests) for each in recorded))
+            found = [
+                compared_prompts(
+                    each,
+                    model=model,
+                    reference=runtime,
+                    candidate=candidate,
+                    comparator=comparator_of(model),
+                    rules=rules,
+                    progress=progress,
+                )
+                for each in recorded
+            ]
+        finally:
+            runtime.close()
+    finally:
+        candidate.close()
+    files = [each.compared for each in found]
+    check_attributes(inputs, rules, files)
+    items = observed(msgspec.structs.replace(config, slices=tuple(rules)), model.name, files)
+    if job.alert:
+        items = _of_alert(items, job.alert, inputs, ())
+    for note in (*undeclared(rules, files), *said_of(items)):
+        watch.note(f"--inputs {inputs}: {note}")
+    if unknown := int(np.isnan(items.flip).sum()):
+        watch.note(
+            f"--inputs {inputs}: of {unknown:,} answers it is not known whether they are changed, because the most likely tokens of one of the"
+            " models are not known at too many positions, or the answer has no token: they count in the divergence alone, if at all"
+        )
+    n_tokens = np.concatenate([each.n_tokens for each in found])
+    decision = judge(
+        asked,
+        items,
+        model=model.name,
+        candidate=candidate.artefact.digest,
+        at=datetime.now(UTC),
+        alpha=job.alpha,
+    )
+    decision = msgspec.structs.replace(
+        decision,
+        tokens={name: int(n_tokens[members].sum()) for name, members in items.members.items()},
+        not_judged=("learned and discovered slices: recorded prompts do not tell them",),
     )
     job.write_note(decision)
     return GateResult(decision=decision, notes=tuple(watch.notes))
@@ -510,30 +623,7 @@ def _judged_slices(
     rules = {rule.name for rule in rules_of(config, model)}
     kinds = tuple(kind for kind in KINDS if kind in chosen and kind not in rules)
     named = [name for name in chosen if name not in kinds]
-    return _rules(config, model, named or ([ALL] if kinds else ())), kinds
-
-
-def _rules(config: Config, model: Model, chosen: Sequence[str]) -> list[Slice]:
-    """Return the slice rules that are judged."""
-    rules = rules_of(config, model)
-    if not chosen:
-        return rules
-    named_rules = {rule.name: rule for rule in rules}
-    if unknown := [name for name in chosen if name not in {ALL, *named_rules}]:
-        named = unknown[0].partition("=")[0]
-        if named in named_rules:
-            raise OperatorError(
-                f"--slice {unknown[0]}: give the name of the rule, --slice {named}, which judges all of its slices"
-            )
-        raise OperatorError(
-            f"--slice {unknown[0]}: model `{model.name}` has no such rule in [[slices]]; it has {_listed([ALL, *named_rules])}, and"
-            f" learned and discovered slices are called {_listed(KINDS)}"
-        )
-    kept = [rule for name, rule in named_rules.items() if name in chosen]
-    for rule in kept:
-        if absent := [part for part in rule.cross if part not in chosen]:
-            raise OperatorError(f"--slice {rule.name} is a cross: give --slice {absent[0]}, too")
-    return kept
+    return rules_named(config, model, named or ([ALL] if kinds else ()), kinds=KINDS), kinds
 
 
 def _rules_of_alert(config: Config, model: Model, alert: AlertFact) -> list[Slice]:
@@ -666,19 +756,3 @@ def _compared(
             progress=watch.counted("comparing", sum(part.n_bytes for part in parts)),
         )
     )
-
-
-def _check_attributes(inputs: Path, rules: Sequence[Slice], parts: Sequence[Compared]) -> None:
-    if missing := missing_attributes(rules, parts):
-        rule, key = next(iter(missing.items()))
-        crossed = {other.name for other in rules if missing.keys() & {*other.cross}}
-        others = [other.name for other in rules if other.name not in {*missing, *crossed}] or [ALL]
-        raise OperatorError(
-            f"--inputs {inputs} has no attribute for the slices `{rule}`: give it an array `{rule}` or `{key}` with one text for"
-            f" each item, or folders {rule}=VALUE; or judge without these slices: "
-            + " ".join(f"--slice {name}" for name in others)
-        )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

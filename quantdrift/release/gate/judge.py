@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config, Slice
+from quantdrift.core.errors import OperatorError
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, ValueRules, attribute_key
 from quantdrift.core.text import plain
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
@@ -103,6 +105,37 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     burst: int = 1
     burst_of: str = ""
 
+    def part(
+        self,
+        rows: IntArray,
+        *,
+        flip: Values,
+        served_flip: Values | None = None,
+        divergence: Values | None = None,
+    ) -> "Observed":
+        """Return some of the items with what was computed of them.
+
+        Parameters
+        ----------
+        rows
+            Their numbers, ascending.
+        flip, served_flip, divergence
+            (rows,) each; the divergence is NaN where it was not computed.
+        """
+        position = np.full(len(self.group), -1, dtype=np.intp)
+        position[rows] = np.arange(len(rows))
+        members = {name: position[of_slice] for name, of_slice in self.members.items()}
+        return Observed(
+            flip=flip,
+            served_flip=served_flip,
+            divergence=np.full(len(rows), np.nan) if divergence is None else divergence,
+            right=None,
+            group=self.group[rows],
+            weight=None if self.weight is None else self.weight[rows],
+            copy=None if self.copy is None else self.copy[rows],
+            members={name: of_slice[of_slice >= 0] for name, of_slice in members.items()},
+        )
+
 
 def missing_attributes(rules: Iterable[Slice], found: Iterable[Compared]) -> dict[str, str]:
     """Return the slice rules that no file has the attribute of, with the key of the attribute."""
@@ -114,8 +147,36 @@ def missing_attributes(rules: Iterable[Slice], found: Iterable[Compared]) -> dic
     }
 
 
+def check_attributes(inputs: Path, rules: Sequence[Slice], found: Sequence[Compared]) -> None:
+    """Check that each rule has its attribute in some file.
+
+    Raises
+    ------
+    OperatorError
+        One has it in none.
+    """
+    if missing := missing_attributes(rules, found):
+        rule, key = next(iter(missing.items()))
+        crossed = {other.name for other in rules if missing.keys() & {*other.cross}}
+        others = [other.name for other in rules if other.name not in {*missing, *crossed}] or [ALL]
+        raise OperatorError(
+            f"--inputs {inputs} has no attribute for the slices `{rule}`: give it an array `{rule}` or `{key}` with one text for"
+            f" each item, or folders {rule}=VALUE; or judge without these slices: "
+            + " ".join(f"--slice {name}" for name in others)
+        )
+
+
 def notes_of(rules: Iterable[Slice], found: Sequence[Compared]) -> list[str]:
     """Return what people should know of the recording: values that no slice has, and items that do not count."""
+    notes = undeclared(rules, found)
+    unknown = sum(int(np.isnan(file.flip).sum()) for file in found)
+    if unknown:
+        notes.append(f"{unknown:,} items do not count, because the reference's answer to them is not finite")
+    return notes
+
+
+def undeclared(rules: Iterable[Slice], found: Sequence[Compared]) -> list[str]:
+    """Return which recorded values no slice has, in sentences."""
     notes = []
     for rule in rules:
         if rule.feature or rule.cross or not rule.values:
@@ -132,9 +193,6 @@ def notes_of(rules: Iterable[Slice], found: Sequence[Compared]) -> list[str]:
             notes.append(
                 f"{others.total():,} items are in no slice of `{rule.name}`, because `values` of this rule does not have {named}"
             )
-    unknown = sum(int(np.isnan(file.flip).sum()) for file in found)
-    if unknown:
-        notes.append(f"{unknown:,} items do not count, because the reference's answer to them is not finite")
     return notes
 
 

@@ -65,6 +65,8 @@ _LAGS_OF_VALUE: Final = 8  # exchanges of one burst apart
 _DIGEST_BYTES: Final = 16
 RECORD: Final = "repairs.json"
 """What `quantdrift repair` writes beside its models."""
+QUANTISED: Final = "quantised.json"
+"""What `quantdrift quantise` writes beside its model."""
 
 
 def digests_of(inputs: Mapping[str, Array]) -> list[str]:
@@ -117,9 +119,10 @@ def measures_of(inputs: Mapping[str, Array], divergence: FloatArray, *, seed: in
     Parameters
     ----------
     inputs, divergence
-        Of each row, in the order of the recording.
+        Of each row, in the order of the recording; a divergence that is NaN everywhere was not computed, and tells nothing.
     """
-    return [np.nan_to_num(divergence), *_projected(inputs, len(divergence), np.random.default_rng(seed))]
+    projected = _projected(inputs, len(divergence), np.random.default_rng(seed))
+    return projected if np.isnan(divergence).all() else [np.nan_to_num(divergence), *projected]
 
 
 def burst_of_series(
@@ -140,7 +143,11 @@ def burst_of_series(
     level = false_share / (len(_WINDOWS) * max(len(series), 1))
     longest = 1
     for values in series:
-        scores = [scores_of(values[rows], seed) for rows in strata]
+        scores = [
+            # ties are broken otherwise in each, or chance would be the same in strata of one size
+            scores_of(values[rows], [seed, number])
+            for number, rows in enumerate(strata)
+        ]
         for window in _WINDOWS:
             if _is_alike(scores, window, level):
                 longest = max(longest, _length(scores, window // 2))
@@ -172,8 +179,8 @@ def attribute_of_bursts(
     level = false_share / (len(keys) * len(series))
     scores = np.zeros((len(series), len(stratum)))
     for score, values in zip(scores, series, strict=True):
-        for rows in rows_of_strata(stratum):
-            score[rows] = scores_of(values[rows])
+        for number, rows in enumerate(rows_of_strata(stratum)):
+            score[rows] = scores_of(values[rows], [1, number])
     alike: dict[str, float] = {}
     for key in keys:
         group, _ = visits(attributes[key])
@@ -306,7 +313,7 @@ def _correlations(scores: Sequence[FloatArray], lags: Sequence[int]) -> tuple[Fl
     return sums / np.maximum(n_pairs, 1), int(n_pairs.min())
 
 
-def scores_of(values: FloatArray, seed: int = 1) -> FloatArray:
+def scores_of(values: FloatArray, seed: int | Sequence[int] = 1) -> FloatArray:
     """Return normal scores of the ranks, ties broken at random, with a mean of squares of 1."""
     ties = np.random.default_rng(seed).permutation(len(values))
     ranks = np.empty(len(values))
@@ -382,27 +389,32 @@ def calibration_of(files: Sequence[Path], models: Iterable[Path], inputs: Iterab
     digests: set[str] = set()
     for file in files:
         if file.suffix == ".json":
-            digests.update(digest for repair in _repairs(file) for digest in repair.get("calibration") or ())
+            digests.update(digest for made_from in _made_from(file).values() for digest in made_from)
             continue
         for part in parts_of(file, "--calibration"):
             digests.update(digests_of(read(part, RecordingLayout(inputs=tuple(inputs), keys={})).inputs))
     for model in models:
-        record = model.parent / RECORD
-        if record.is_file():
+        records = [record for name in (RECORD, QUANTISED) if (record := model.parent / name).is_file()]
+        if records:
             digest = f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
-            digests.update(
-                each
-                for repair in _repairs(record)
-                if repair.get("digest") == digest
-                for each in repair.get("calibration") or ()
-            )
+            for record in records:
+                digests.update(_made_from(record).get(digest, ()))
     return frozenset(digests)
 
 
-def _repairs(path: Path) -> list[dict[str, Any]]:
+def _made_from(path: Path) -> dict[str, list[str]]:
+    """Return the digests of the rows that each model of a record was made from, or chosen by, by the digest of the model."""
+    made_from: dict[str, list[str]] = {}
     try:
         record: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-        repairs: list[dict[str, Any]] = record["repairs"]
+        if "made_from" in record:
+            made_from[record["digest"] or ""] = record["made_from"]
+        else:
+            for repair in record["repairs"]:
+                digest = repair.get("digest") or ""
+                made_from.setdefault(digest, []).extend(repair.get("calibration") or [])
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
-        raise OperatorError(f"{path} cannot be read as a record of `quantdrift repair`: {error}") from error
-    return repairs
+        raise OperatorError(
+            f"{path} cannot be read as a record of `quantdrift repair` or `quantdrift quantise`: {error}"
+        ) from error
+    return made_from

@@ -234,7 +234,7 @@ def compared(
     for part in parts:
         items = read(part, layout)
         for runtime, what in sides.models:
-            _check(items, runtime, f"the {what} {runtime.artefact.path}", sides.reference.model)
+            check_inputs(items, runtime, f"the {what} {runtime.artefact.path}", sides.reference.model)
         size = step if sides.reference.model.batched else 1
         steps = []
         for begin in range(0, len(items), size):
@@ -255,33 +255,90 @@ class _ComparedRows(msgspec.Struct, frozen=True, kw_only=True):
     learned: list[tuple[SliceKey, ...]]
 
 
+class AnsweredRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Some rows of a file with the answers of the reference.
+
+    Parameters
+    ----------
+    entry
+        The rows as one exchange, without an answer of a candidate.
+    arrays
+        The inputs, by name : (rows, ...).
+    outputs
+        What the reference answers.
+    where
+        The file and the rows, in words.
+    """
+
+    entry: PreparedExchange
+    arrays: dict[str, Array]
+    outputs: dict[str, Array]
+    where: str
+
+    def judged(
+        self, runtime: ReferenceRuntime, labels: Array | None = None
+    ) -> tuple[Values, Values, Array | None]:
+        """Return the flips and the divergences of a candidate, and with labels whether reference and candidate have the true class.
+
+        Raises
+        ------
+        OperatorError, QuarantineError
+            The candidate cannot compute the rows, or its outputs cannot be compared.
+        """
+        answer = answered(self.entry, runtime, self.arrays, self.where, "candidate")
+        divergences = _divergences(answer, self.outputs, self.where)
+        divergence = capped(divergences, self.entry.version_reference.model.budget.cap)
+        return divergences.flip, divergence, None if labels is None else _right(answer, self.outputs, labels)
+
+
+def answered_rows(reference: VersionReference, items: RecordedItems, rows: slice) -> AnsweredRows:
+    """Return some rows of a file with the answers of the reference.
+
+    Raises
+    ------
+    OperatorError
+        The reference cannot compute them.
+    QuarantineError
+        They do not fit the reference.
+    RetryError
+        The reference is at a server that is unreachable.
+    """
+    where = _place(items, rows)
+    arrays = {name: array[rows] for name, array in items.inputs.items()}
+    entry = _prepared(reference, arrays)
+    outputs = computed(entry, where, "reference", step=rows.stop - rows.start)
+    return AnsweredRows(entry=entry, arrays=arrays, outputs=outputs, where=where)
+
+
+def _place(items: RecordedItems, rows: slice) -> str:
+    return f"{items.path}, rows {rows.start} to {rows.stop - 1}"
+
+
 def _step(
     sides: ComparedModels, items: RecordedItems, rows: slice, rules: Sequence[Slice], learned: LearnedItems
 ) -> _ComparedRows:
     """Run all models on some rows of a file, and compare them."""
     model = sides.reference.model
-    where = f"{items.path}, rows {rows.start} to {rows.stop - 1}"
-    arrays = {name: array[rows] for name, array in items.inputs.items()}
     try:
-        entry = _prepared(sides.reference, arrays)
-        outputs = computed(entry, where, "reference", step=rows.stop - rows.start)
+        answers = answered_rows(sides.reference, items, rows)
         labels = None if items.labels is None else _classes(items.labels[rows], model, items.path)
-        flip, divergence, right = _judged(entry, sides.candidate, arrays, outputs, where=where, labels=labels)
+        flip, divergence, right = answers.judged(sides.candidate, labels)
         for route in reversed(sides.routes):
             inside = _inside(route.slice, items, rows)
             if inside.any():
-                own, own_divergence, own_right = _judged(
-                    entry, route.runtime, arrays, outputs, where=where, labels=labels
-                )
+                own, own_divergence, own_right = answers.judged(route.runtime, labels)
                 flip = np.where(inside, own, flip)
                 divergence = np.where(inside, own_divergence, divergence)
                 if right is not None and own_right is not None:
                     right = np.where(inside[:, np.newaxis], own_right, right)
+        entry, outputs, where = answers.entry, answers.outputs, answers.where
         served = None
         if sides.served is not None:
-            served = _flips(answered(entry, sides.served, arrays, where, "served model"), outputs, where)
+            served = _flips(
+                answered(entry, sides.served, answers.arrays, where, "served model"), outputs, where
+            )
     except QuarantineError as error:
-        raise OperatorError(f"{where}: {error.detail}") from error
+        raise OperatorError(f"{_place(items, rows)}: {error.detail}") from error
     wanted = [rule for rule in rules if rule.feature]
     features = features_of(wanted, entry.inputs) if wanted else [{} for _ in range(entry.n_items)]
     return _ComparedRows(
@@ -297,22 +354,6 @@ def _step(
             embedding=embedding_of(entry, outputs),
         ),
     )
-
-
-def _judged(
-    entry: PreparedExchange,
-    runtime: ReferenceRuntime,
-    arrays: dict[str, Array],
-    outputs: dict[str, Array],
-    *,
-    where: str,
-    labels: Array | None,
-) -> tuple[Values, Values, Array | None]:
-    """Return the flips and the divergences of a candidate, and with labels whether reference and candidate have the true class."""
-    judged = answered(entry, runtime, arrays, where, "candidate")
-    divergences = _divergences(judged, outputs, where)
-    divergence = capped(divergences, entry.version_reference.model.budget.cap)
-    return divergences.flip, divergence, None if labels is None else _right(judged, outputs, labels)
 
 
 def capped(found: Divergences, cap: float) -> Values:
@@ -458,7 +499,7 @@ def _classes(labels: Array, model: Model, path: Path) -> Array:
     return np.array([numbers[text] for text in texts])
 
 
-def _check(items: RecordedItems, runtime: ReferenceRuntime, what: str, model: Model) -> None:
+def check_inputs(items: RecordedItems, runtime: ReferenceRuntime, what: str, model: Model) -> None:
     """Check that arrays fit a candidate, before anything runs."""
     for spec in runtime.inputs:
         array = items.inputs[spec.name]

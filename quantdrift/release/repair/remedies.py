@@ -25,9 +25,9 @@ and bytes are those of the model files that must be in memory together.
 """
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +48,7 @@ from quantdrift.release.gate.judge import Asked, Observed, judge
 from quantdrift.release.gate.observations import united
 from quantdrift.release.repair.edits import CandidateEdits, quantised_range
 from quantdrift.release.sites import SwitchableCopy, outputs_of, session_of
+from quantdrift.release.timing import times_in_turn
 from quantdrift.release.trees import TreeCopy
 
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -64,7 +65,6 @@ _KEPT: Final = (
     0.99,
 )  # shares of the values that ranges hold; of equally good ones the first
 _MOST_TRIED: Final = 1_024  # items by which ranges are chosen, inside the slice and elsewhere
-_ROUNDS: Final = 15
 _HEALED: Final = 0.5  # a repair that heals a smaller share of the flips does not help
 _STEP: Final = 16  # items whose activations are in memory together
 _SLACK: Final = 1e-6  # of a range: its ends are rounded to float32
@@ -191,7 +191,7 @@ class Workbench:
             after = self._flips(runs[repair.model](taken), expected)
             if repair.is_routed:
                 after = np.where(self._inside, after, before)
-            items = self._judged(before, after)
+            items = self._items.part(self._fresh, flip=after, served_flip=before)
             harm = Question.harm(budget / 2)
             asked = Asked(slices=(Question.flips(budget), harm))
             if repair.is_routed:
@@ -369,22 +369,6 @@ class Workbench:
         flips: FloatArray = self._compare(outputs, expected).flip
         return flips
 
-    def _judged(self, before: FloatArray, after: FloatArray) -> Observed:
-        """Return the fresh items with their flips, as the gate takes them."""
-        position = np.full(len(self._items.group), -1, dtype=np.intp)
-        position[self._fresh] = np.arange(len(self._fresh))
-        members = {name: position[rows] for name, rows in self._items.members.items()}
-        return Observed(
-            flip=after,
-            served_flip=before,
-            divergence=np.full(len(after), np.nan),
-            right=None,
-            group=self._items.group[self._fresh],
-            weight=None if self._items.weight is None else self._items.weight[self._fresh],
-            copy=None if self._items.copy is None else self._items.copy[self._fresh],
-            members={name: rows[rows >= 0] for name, rows in members.items()},
-        )
-
     def _run(self, repair: Repair) -> _Run:
         session = session_of(repair.model, repair.kind.value, 1)
         return lambda inputs: outputs_of(session, self._copy.outputs, inputs)
@@ -393,13 +377,7 @@ class Workbench:
         """Return the processor time of a batch of each model, in seconds: the median of rounds in which all run in turn."""
         rows = self._rng.choice(self._fresh, min(_BATCH, len(self._fresh)), replace=False)
         taken = self._taken(rows)
-        spent = np.empty((_ROUNDS + 1, len(runs)))
-        for turn in range(_ROUNDS + 1):
-            for number, run in enumerate(runs):
-                begun = time.thread_time()
-                run(taken)
-                spent[turn, number] = time.thread_time() - begun
-        return [float(value) for value in np.median(spent[1:], axis=0)]
+        return times_in_turn([partial(run, taken) for run in runs])
 
 
 def halves(recording: Recording, slice_name: str, rng: Generator) -> tuple[IntArray, IntArray]:

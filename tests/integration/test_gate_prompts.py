@@ -1,0 +1,151 @@
+"""`quantdrift gate` on recorded prompts of a language model, as typed: a folder or a server as the candidate."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import invoked
+from tests.support.shadow.vllm_like import VllmLike, serving
+
+pytestmark = pytest.mark.integration
+
+CONFIG = """
+[shadow]
+provider = "cpu"
+[capture]
+protocols = ["openai-chat", "openai-completions"]
+headers = ["x-topic"]
+[[models]]
+name = "digits"
+task = "generation"
+[models.generation]
+tie = 0.05
+own_tokens = 8
+[models.budget]
+flip = 0.2
+divergence = 0.1
+cap = 0.5
+[[models.references]]
+runtime = "transformers"
+path = "reference"
+[[slices]]
+name = "topic"
+header = "x-topic"
+values = ["law", "rare"]
+"""
+WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8").split()
+N = 24
+
+
+def _lines(topic: str, begin: int) -> list[dict[str, Any]]:
+    """Return prompts of one topic with the answers that were recorded: no two alike."""
+    found = []
+    for number in range(N):
+        at = begin + 7 * number
+        prompt, answer = " ".join(WORDS[at : at + 4]), " " + " ".join(WORDS[at + 4 : at + 10])
+        asked = {"prompt": prompt} if number % 2 else {"messages": [{"role": "user", "content": prompt}]}
+        found.append({"topic": topic, "answer": answer, **asked})
+    return found
+
+
+def _written(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(language_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with a configuration, the reference, two candidates, and a recording."""
+    from transformers import AutoTokenizer
+
+    from examples.generation.make import save
+    from tests.support.shadow.language_models import loaded, rounded
+
+    folder = tmp_path_factory.mktemp("prompts")
+    (folder / "reference").symlink_to(language_folder)
+    model, _ = loaded(language_folder)
+    tokenizer = AutoTokenizer.from_pretrained(language_folder)
+    save(folder / "int4", rounded(model), tokenizer)
+    save(folder / "bf16", model.bfloat16(), tokenizer)
+    _written(folder / "rec.jsonl", [*_lines("law", 0), *_lines("rare", 500)])
+    (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
+    return folder
+
+
+def _gate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return invoked("gate", *arguments, directory=folder)
+
+
+def test_a_candidate_in_a_folder_is_judged_by_answers(folder: Path) -> None:
+    """BF16 hardly diverges and passes; weights of four bits fail. The tokens stand beside the answers."""
+    passed = _gate(folder, "bf16", "--inputs=rec.jsonl", "--json")
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    record = json.loads(passed.stdout)
+    answers = {(each["slice"], each["question"]): each for each in record["slices"]}
+    assert {kind for _, kind in answers} == {"flips", "divergence"}
+    assert answers["topic=rare", "divergence"]["n"] == N
+    assert record["tokens"]["all"] == record["tokens"]["topic=law"] + record["tokens"]["topic=rare"] > 10 * N
+    failed = _gate(folder, "int4", "--inputs=rec.jsonl")
+    assert failed.returncode == 3, failed.stdout
+    assert " tokens " in failed.stdout.splitlines()[0]
+
+
+def test_a_prompt_without_an_answer_is_answered_by_the_candidate(folder: Path, tmp_path: Path) -> None:
+    """A prompt that comes twice counts once, whatever it is answered."""
+    lines = [{"topic": "law", "prompt": " ".join(WORDS[at : at + 5])} for at in (0, 40, 80, 80)]
+    done = _gate(folder, "bf16", f"--inputs={_written(tmp_path / 'rec.jsonl', lines)}", "--json")
+    assert done.returncode == 4, done.stderr
+    record = json.loads(done.stdout)
+    assert record["slices"][0]["n"] == 3
+    assert record["n_copies"] == 1
+    assert 4 <= record["tokens"]["all"] <= 4 * 8
+
+
+def test_a_candidate_at_a_server_is_judged(
+    folder: Path, fp32: VllmLike, int8: VllmLike, tmp_path: Path
+) -> None:
+    """It scores the answers; the reference may be at a server, too, and says the same as from its folder."""
+    path = _written(tmp_path / "rec.jsonl", _lines("law", 0)[:4])
+    with serving(int8) as address, serving(fp32) as reference:
+        config = CONFIG.replace(
+            'runtime = "transformers"\npath = "reference"', f'runtime = "openai"\nurl = "{reference}"'
+        )
+        (folder / "servers.toml").write_text(config, encoding="utf-8")
+        done = _gate(folder, address, f"--inputs={path}", "--json")
+        both = _gate(folder, address, f"--inputs={path}", "--json", "--config=servers.toml")
+    assert done.returncode in (3, 4), done.stderr
+    record = json.loads(done.stdout)
+    divergence = next(each for each in record["slices"] if each["question"] == "divergence")
+    assert divergence["n"] == 4
+    assert 0 < divergence["mean"] < 0.5
+    at_servers = next(each for each in json.loads(both.stdout)["slices"] if each["question"] == "divergence")
+    assert at_servers["mean"] == pytest.approx(divergence["mean"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments", "said"),
+    [
+        ({"topic": "law"}, (), "line 1: give one of `prompt`, `messages` and `prompt_ids`"),
+        ({"prompt": "a", "answer": " b"}, (), "has no attribute for the slices `topic`"),
+        (
+            {"prompt": "a", "answer": " b", "topic": [1]},
+            (),
+            "`topic` is neither a part of the prompt nor an attribute",
+        ),
+        (
+            {"prompt": "a", "answer": " b", "topic": "law"},
+            ("--against=bf16/config.json",),
+            "--against is not for language models",
+        ),
+    ],
+)
+def test_what_a_person_must_change_is_said(
+    folder: Path, line: dict[str, Any], arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    """Exit code 2, and the line."""
+    done = _gate(folder, "bf16", f"--inputs={_written(tmp_path / 'rec.jsonl', [line])}", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
