@@ -118,7 +118,7 @@ def test_a_first_verdict_on_people_waits_until_their_sessions_are_over() -> None
     few = _of_people(40, 300.0, 0.0)  # 260 more begin within 1,950 s, at 40 in 300 s
     assert ("next", text.replace("some 30 minutes", "some 1 hour")) in _rows(config, _facts(few))
     assert ("next", f"{text[: text.index(': some')]}: nothing is compared at present") in _rows(
-        config, _facts(_wines(0))
+        config, _facts(_wines(40))
     )
 
 

@@ -218,7 +218,18 @@ def test_headers_become_slices_a_person_and_nothing_else(tmp_path: Path) -> None
         ({"x-scanner": 'a "rare" one'}, 1.0)
     ]
     assert [rule.name for rule in config.slices] == ["scanner"]
-    assert config.sampling.rate == rate_of(50.0) == 0.1
+    assert config.sampling.rate == rate_of(50.0) == 0.2
+    assert any(
+        "x-user-id names a person: requests of one within 30 minutes" in note for note in proposal.notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("requests_per_s", "rate"), [(0.1, 1.0), (10, 1.0), (25, 0.5), (37, 0.2), (100, 0.1), (1e6, 0.01)]
+)
+def test_some_ten_replays_a_second_are_left(requests_per_s: float, rate: float) -> None:
+    """A step of the rate, never above 20 nor below 7 replays a second where that is possible."""
+    assert rate_of(requests_per_s) == rate
 
 
 def test_parameters_and_values_of_the_json_become_slices(tmp_path: Path) -> None:
