@@ -83,7 +83,7 @@ _EXTRAS: Final = {
     "setup": "storage",
     "privacy": "storage",
     "web": "web",
-    "up": "all",
+    "up": "monitor,web,embedded",
     "config": "shadow",
     "reference": "shadow",
     "gate": "shadow",
