@@ -113,6 +113,7 @@ def test_a_minute_of_traffic_makes_a_configuration_that_works(tmp_path: Path) ->
     assert changed > 64  # each score has the other sign
     assert "scanner=archive" in done.stdout.partition("three times its budget")[2]
 
+    assert "more than the accepted 0.01: this version would alert" in done.stdout
     before = (tmp_path / "config.toml").read_text()
     again = invoked("init", "model-fp32.onnx", "--yes", "--json", "--model", "other", directory=tmp_path)
     assert again.returncode == 0, again.stderr
