@@ -33,6 +33,7 @@ from quantdrift.drift.explain.mix import MoveCause, MovePart
 from quantdrift.drift.explain.moves import MeasuredItems, Moves, moves
 from quantdrift.facts import figures
 from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, DamageCause, Explanation
+from quantdrift.facts.words.cluster import mostly, sets_apart
 from quantdrift.monitor.explain.before_window import BeforeWindow, find_before_window
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
 from quantdrift.monitor.explain.sample import (
@@ -221,6 +222,10 @@ class Explainer:
             explains=tuple(catalog.slices[entry].name for entry in explained),
             explains_ids=tuple(explained),
         )
+        if cluster := await evidence.cluster(row.model_version_id, row.slice_id):
+            explanation = msgspec.structs.replace(
+                explanation, sets_apart=sets_apart(cluster) or None, mostly=mostly(cluster) or None
+            )
         moved = Moves() if is_slow else await _moved(evidence, row, before_window)
         return _Explained(
             explanation=msgspec.structs.replace(
