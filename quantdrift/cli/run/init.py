@@ -596,5 +596,10 @@ def _shown(result: Initialised, proposal: Proposal) -> str:
         if proposal.tap
         else f"send traffic to {proposal.listen}"
     )
-    lines += ["", f"Next: quantdrift up{config}, and {then}"]
+    run = (
+        "QUANTDRIFT_PASSWORD=... docker compose up --detach"
+        if any(Path(file.file).name == COMPOSE for file in result.deployment)
+        else f"quantdrift up{config}"
+    )
+    lines += ["", f"Next: {run}, and {then}"]
     return "\n".join(lines)
