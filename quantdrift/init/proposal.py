@@ -348,11 +348,6 @@ def use_traffic(proposal: Proposal, traffic: Traffic, inputs: Mapping[str, Array
             and not proposal.person
         ):
             proposal.person = attribute.name
-            proposal.notes.append(
-                f"{attribute.name} names a person: requests of one within {duration(_SESSION)} count as one observation, when that time"
-                " is over. So a first verdict needs more than that; without sampling.sticky_header it needs minutes, and is wrong where"
-                " a person's answers are alike"
-            )
         elif (
             _FEW <= len(attribute.values) <= min(MOST_VALUES, attribute.n // 3)
             and max(map(len, attribute.values)) <= _LONGEST
@@ -363,6 +358,14 @@ def use_traffic(proposal: Proposal, traffic: Traffic, inputs: Mapping[str, Array
             proposal.secretive = (*proposal.secretive, attribute.name)
     proposal.rare = tuple(rare_values(proposal.groups))[:_MOST_RARE] if proposal.rate < 1 else ()
     proposal.features = tuple(_features(inputs))
+
+
+def people_note(header: str) -> str:
+    """Return what it costs that a header names a person."""
+    return (
+        f"{header} names a person: requests of one within {duration(_SESSION)} count as one observation, when that time is over. So a first"
+        " verdict needs more than that; without sampling.sticky_header it needs minutes, and is wrong where a person's answers are alike"
+    )
 
 
 def rare_values(groups: Mapping[tuple[Source, str], Mapping[str, float]]) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Protocol
 from quantdrift.core.tasks import Task
 from quantdrift.init.files import read_model_file
-from quantdrift.init.proposal import Choice, Proposal, choose, rate_of, use_traffic
+from quantdrift.init.proposal import Choice, Proposal, choose, people_note, rate_of, use_traffic
 from quantdrift.init.toml import differences, text_of
 from quantdrift.init.traffic import SeenAttribute, SeenModel, Source, Traffic
 
@@ -219,9 +219,7 @@ def test_headers_become_slices_a_person_and_nothing_else(tmp_path: Path) -> None
     ]
     assert [rule.name for rule in config.slices] == ["scanner"]
     assert config.sampling.rate == rate_of(50.0) == 0.2
-    assert any(
-        "x-user-id names a person: requests of one within 30 minutes" in note for note in proposal.notes
-    )
+    assert people_note("x-user-id").startswith("x-user-id names a person: requests of one within 30 minutes")
 
 
 @pytest.mark.parametrize(

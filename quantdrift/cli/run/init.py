@@ -25,7 +25,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
 from quantdrift.init.deployment import COMPOSE, VALUES, compose_file, helm_values
 from quantdrift.init.files import ModelFile, read_model_file
-from quantdrift.init.proposal import Choice, Proposal, choose, name_of, slice_names, use_traffic
+from quantdrift.init.proposal import Choice, Proposal, choose, name_of, people_note, slice_names, use_traffic
 from quantdrift.init.references import OpenedReference, program_reference, served_reference
 from quantdrift.init.server import Server, accepts, ask_server
 from quantdrift.init.toml import differences, text_of
@@ -224,6 +224,8 @@ def init(  # noqa: C901, PLR0912, PLR0915 - a list of what is looked at, in orde
         _learn(proposal, traffic, opened, out)
     if asks:
         _ask_all(proposal)
+    if proposal.person:
+        proposal.notes.append(people_note(proposal.person))
     text = text_of(proposal)
     is_new = not out.exists()
     differing = [] if is_new else _differing(out, proposal, text)
