@@ -119,6 +119,26 @@ def test_the_last_operators_tell_what_is_compared(case: str, tmp_path: Path) -> 
     assert kind is None or model.output_kind is kind
 
 
+def test_what_the_last_linear_layer_takes_can_be_clustered(tmp_path: Path) -> None:
+    """Behind a softmax, too; the input itself is no embedding, and an embedding is one. With the comment taken away it is an option."""
+    deep = [
+        helper.make_node("Relu", ["x"], ["hidden"]),
+        helper.make_node("Gemm", ["hidden", "w"], ["y"]),
+        helper.make_node("Softmax", ["y"], ["p"]),
+    ]
+    choice = choose(read_model_file(_file(tmp_path, deep, {"p": (FLOAT, ROW)})))
+    assert choice.embedding == "hidden"
+    proposal = Proposal(listen="a:1", backend="b:1", name="m", choice=choice, reference="r.onnx")
+    text = text_of(proposal)
+    assert not tomllib.loads(text)["models"][0].get("embedding")
+    assert tomllib.loads(text.replace("# embedding", "embedding"))["models"][0]["embedding"] == "hidden"
+    found = {}
+    for case in ("a product: logits", "a length divided out: an embedding"):
+        nodes, outputs, _ = CASES[case]
+        found[case] = choose(read_model_file(_file(tmp_path, nodes, outputs, WEIGHTS))).embedding
+    assert list(found.values()) == ["", "vector"]
+
+
 def test_rows_tell_what_no_operator_does(tmp_path: Path) -> None:
     """Rows that add up to 1 are probabilities, rows of length 1 vectors, others logits."""
     nodes, outputs, _ = CASES["what no operator tells: classes, with a doubt"]
