@@ -245,7 +245,7 @@ class Explainer:
         return None if model is None else build_of(model, version.candidate_version, trees=trees).value
 
 
-async def _inputs(evidence: Evidence, row: TransitionRow, catalog: Catalog) -> dict[str, str | None]:
+async def _inputs(evidence: Evidence, row: TransitionRow, catalog: Catalog) -> dict[str, Any]:
     """Return what sets a learned slice apart, by field of the explanation: a row of the database, which is there where the rest was late."""
     if all(part.key != CLUSTER_KEY for part in catalog.slices[row.slice_id].where):
         return {}
