@@ -17,7 +17,7 @@ import msgspec
 import quantdrift
 from deploy.helm.chart import chart_files
 from docs.features import features_markdown
-from quantdrift.cli.main import main
+from quantdrift.cli.main import MainGroup, main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
 from quantdrift.facts.events import NoiseEvent
@@ -35,7 +35,7 @@ def pages() -> dict[str, str]:
         "docs/reference/configuration.md": reference_markdown(),
         "docs/reference/database.md": database_markdown(),
         "docs/reference/telemetry.md": telemetry_markdown(),
-        "docs/reference/command-line.md": command_markdown(),
+        **command_pages(),
         "docs/reference/python.md": python_markdown(),
         "docs/explanation/features.md": features_markdown(),
         "deploy/kubernetes/prometheus/rules.yaml": prometheus_rule(),
@@ -107,18 +107,45 @@ def _explained() -> Iterator[tuple[str, str]]:
         yield name, field["description"]
 
 
-def command_markdown() -> str:
-    """Return the page of commands: each one's own help text."""
-    lines = [
+def command_pages() -> dict[str, str]:
+    """Return the pages of commands: an index, and for each group of them a page with their own help texts."""
+    context = _context(main, "quantdrift", None)
+    assert isinstance(main, MainGroup)
+    index = [
         "# Command line reference",
         "",
         "Generated from the help texts by `make docs`. Exit codes: 0 done, 1 a failure that may pass, 2 a person must",
-        "act (the message says what to do). Each option `--NAME` of the configuration is in `configuration.md`.",
+        "act (the message says what to do). Each option `--NAME` of the configuration is in [`configuration.md`](configuration.md).",
         "",
+        "```text",
+        main.get_help(context),
+        "```",
+        "",
+        "| command | of it |",
+        "|---|---|",
     ]
-    for path, command, context in _commands(main, _context(main, "quantdrift", None)):
-        lines += [f"## `{path}`", "", "```text", command.get_help(context), "```", ""]
-    return "\n".join(lines).rstrip() + "\n"
+    pages = {}
+    for folder, (title, names) in main.groups(context).items():
+        lines = [
+            f"# {title}: commands",
+            "",
+            "Generated from the help texts by `make docs`. [All commands](../command-line.md).",
+            "",
+        ]
+        for name in names:
+            command = main.get_command(context, name)
+            assert command is not None
+            paths = []
+            for path, part, within in _commands(command, _context(command, name, context)):
+                paths.append(path)
+                lines += [f"## `{path}`", "", "```text", part.get_help(within), "```", ""]
+            own, *inner = [
+                f"[`{path.removeprefix(f'quantdrift {name} ')}`](commands/{folder}.md#{path.replace(' ', '-')})"
+                for path in paths
+            ]
+            index.append(f"| {own} | {', '.join(inner)} |")
+        pages[f"docs/reference/commands/{folder}.md"] = "\n".join(lines).rstrip() + "\n"
+    return {"docs/reference/command-line.md": "\n".join(index) + "\n", **pages}
 
 
 def python_markdown() -> str:

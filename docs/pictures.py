@@ -1,8 +1,9 @@
-"""Makes the pictures of an alert, of a report and of the live page from a run of the demo.
+"""Makes every picture of the pages from a run of the demo: an alert, a report, the live page, and the cause of the damage.
 
     make demo | tee out/demo.log
     python docs/pictures.py --log out/demo.log --report out/demo/report.html
     python docs/pictures.py --page http://127.0.0.1:9468    # of `quantdrift web` on its database, while its alert is open
+    python docs/pictures.py --cause cause.svg               # that `quantdrift diagnose --picture cause.svg` wrote
 
 Needs Chromium on the PATH.
 """
@@ -97,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--log", type=Path, help="what the demo printed")
     parser.add_argument("--report", type=Path, help="the report that it wrote")
+    parser.add_argument("--cause", type=Path, help="the picture of a diagnosis, an SVG file")
     parser.add_argument("--page", help="the address of its live page")
     asked = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -112,6 +114,11 @@ def main() -> None:
             page.goto(asked.report.resolve().as_uri())
             for name, size in _REPORT_SIZES.items():
                 photograph(page, name, size)
+        if asked.cause:
+            page.set_content(f"<style>body {{ margin: 0 }}</style>{asked.cause.read_text(encoding='utf-8')}")
+            box = page.locator("svg").bounding_box()
+            assert box is not None
+            photograph(page, "diagnosis.png", (round(box["width"]), round(box["height"])))
         if asked.page:
             photograph_live(browser, asked.page)
         browser.close()

@@ -3,14 +3,19 @@
 `docs/README.md` is the one index: its sections are the doors of the navigation, and a page that it does not link is an error, except
 those of the folders in `_LISTED`. Pages outside of `docs` that it links come along. Links are followed from file to file, as in a
 checkout; a link to a file that is no page becomes its name.
+
+Each version has a folder of its own, so that several are kept side by side: build the tag of a release into the folder that has the
+others. Every page lets its reader choose among those that are there; the address without a version leads to the newest release.
 """
 
 import argparse
+import json
 import logging
 import re
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -87,8 +92,14 @@ def page(path: str, known: dict[str, str]) -> str:
     return "".join(parts)
 
 
-def build(out: Path) -> None:
-    """Build the site into a folder; a link that leads nowhere, or a page that is in no menu, is an error.
+def version() -> str:
+    """Return the version of this checkout."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["version"])
+
+
+def build(out: Path, name: str) -> None:
+    """Build the site of a version into the folder of that name in `out`, beside those that are there; a link that leads nowhere, or a page that is in no menu, is an error.
 
     Raises
     ------
@@ -109,7 +120,24 @@ def build(out: Path) -> None:
             target_path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / picture, target_path)
         (Path(folder) / "mkdocs.yml").write_text("", encoding="utf-8")
-        make(load_config(str(Path(folder) / "mkdocs.yml"), **_config(source, out, navigation(known))))
+        config = _config(source, out / name, navigation(known))
+        make(load_config(str(Path(folder) / "mkdocs.yml"), **config))
+    list_versions(out)
+
+
+def list_versions(out: Path) -> None:
+    """Write which versions a site has, as the theme reads it, and the page that leads to the newest release, or else to the newest of all."""
+    from packaging.version import Version  # noqa: PLC0415 - comes with mkdocs
+
+    names = sorted((path.parent.name for path in out.glob("*/index.html")), key=Version, reverse=True)
+    shown = [{"version": name, "title": name, "aliases": []} for name in names]
+    (out / "versions.json").write_text(json.dumps(shown), encoding="utf-8")
+    newest = next((name for name in names if not Version(name).is_prerelease), names[0])
+    (out / "index.html").write_text(
+        f'<!doctype html><meta charset=utf-8><title>quantdrift</title><meta http-equiv=refresh content="0; url={newest}/index.html">'
+        f'<a href="{newest}/index.html">quantdrift {newest}</a>\n',
+        encoding="utf-8",
+    )
 
 
 def _config(source: Path, out: Path, nav: list[Any]) -> dict[str, Any]:
@@ -123,6 +151,9 @@ def _config(source: Path, out: Path, nav: list[Any]) -> dict[str, Any]:
         "use_directory_urls": False,  # from a disk it can be read, and not searched: browsers forbid that
         "nav": nav,
         "theme": _THEME,
+        "extra": {
+            "version": {"provider": "mike"}
+        },  # the theme's own choice of versions, from `versions.json`
         "plugins": ["search"],
         "markdown_extensions": [
             "tables",
@@ -185,8 +216,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "site", help="Folder to build into.")
     logging.basicConfig(format="%(message)s")
-    folder = parser.parse_args().out
-    build(folder)
+    parser.add_argument(
+        "--version",
+        default=version(),
+        help="Name of the version, such as 1.2.0.  [default: that of pyproject.toml]",
+    )
+    asked = parser.parse_args()
+    folder = asked.out
+    build(folder, asked.version)
     sys.stdout.write(
         f"{folder} has the pages: `python -m http.server -d {folder}` shows them with their search\n"
     )

@@ -87,7 +87,7 @@ _EXTRAS: Final = {
     "setup": "storage",
     "privacy": "storage",
     "web": "web",
-    "up": "all",
+    "up": "monitor,web,embedded",
     "config": "shadow",
     "reference": "shadow",
     "quantise": "shadow",
@@ -99,7 +99,7 @@ _EXTRAS: Final = {
 }
 
 
-class _MainGroup(LazyGroup):
+class MainGroup(LazyGroup):
     """Prints our own errors without a traceback; exit code 2 if a person must act, 1 if a retry may succeed.
 
     Ctrl-C ends a command with exit code 130, after it has closed what it opened.
@@ -107,14 +107,21 @@ class _MainGroup(LazyGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in groups, each in the order in which they are needed."""
-        lines = {name: (where.partition(".")[0], line) for name, (where, line) in _COMMANDS.items()}
-        lines |= {name: ("admin", command.get_short_help_str(80)) for name, command in self.commands.items()}
+        lines = {name: line for name, (_, line) in _COMMANDS.items()}
+        lines |= {name: command.get_short_help_str(80) for name, command in self.commands.items()}
         width = max(map(len, lines))
-        for folder, title in _TITLES.items():
+        for title, names in self.groups(ctx).values():
             with formatter.section(title):
-                formatter.write_dl(
-                    [(name.ljust(width), line) for name, (group, line) in lines.items() if group == folder]
-                )
+                formatter.write_dl([(name.ljust(width), lines[name]) for name in names])
+
+    def groups(self, ctx: click.Context) -> dict[str, tuple[str, list[str]]]:
+        """Return the groups of commands by their folder: the title, and the names in the order in which they are needed."""
+        of = {name: where.partition(".")[0] for name, (where, _) in _COMMANDS.items()}
+        of |= dict.fromkeys(self.commands, "admin")
+        return {
+            folder: (title, [name for name, group in of.items() if group == folder])
+            for folder, title in _TITLES.items()
+        }
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -126,6 +133,7 @@ class _MainGroup(LazyGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; what ends it becomes a line and an exit code."""
         try:
             with interruptible():
                 return super().invoke(ctx)
@@ -153,7 +161,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 @click.group(
-    cls=_MainGroup,
+    cls=MainGroup,
     lazy={name: where for name, (where, _) in _COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -103,6 +103,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
             " it)."
         ),
     ] = None
+    sets_apart: Annotated[
+        str | None,
+        Meta(
+            description="Of a learned slice: what its inputs have in common, each with evidence that it is more frequent there than elsewhere."
+        ),
+    ] = None
+    mostly: Annotated[
+        str | None,
+        Meta(description="The one of these that most inputs of the learned slice have."),
+    ] = None
     not_finite: Annotated[
         float | None,
         Meta(

@@ -20,6 +20,7 @@ _BLOCKS: Final = frozenset({"MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBl
 _SCALED: Final = frozenset(
     {"Clip", "Max", "Expand", "Add", "Identity", "Cast", "Reshape", "Unsqueeze", "Sqrt"}
 )
+_AFTER_LINEAR: Final = frozenset({"Softmax", "LogSoftmax", "Sigmoid", "Identity", "Add"})
 _MOST_STEPS: Final = 6
 
 
@@ -34,6 +35,8 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
         Outputs that are lists or dictionaries, such as the probabilities that scikit-learn's converter writes by default.
     kinds
         What each output holds, as far as its last operators tell.
+    pooled
+        The vector of each item that the last linear layer of an output takes, by output.
     unit_vectors
         Outputs whose rows are divided by their own length.
     precision
@@ -50,6 +53,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     maps: tuple[str, ...]
     kinds: dict[str, LastOperator | None]
     unit_vectors: frozenset[str]
+    pooled: dict[str, str] = {}
     precision: str
     is_full_precision: bool
     is_trees: bool
@@ -80,6 +84,7 @@ def read_model_file(path: Path) -> ModelFile:
         outputs=outputs,
         maps=tuple(value.name for value in model.graph.output if not value.type.HasField("tensor_type")),
         kinds={spec.name: last_operator(path, spec.name) for spec in outputs if spec.dtype.kind == "f"},
+        pooled={spec.name: tensor for spec in outputs if (tensor := _pooled(spec.name, makers, stored))},
         unit_vectors=frozenset(spec.name for spec in outputs if _is_unit(spec.name, makers)),
         precision=_precision(operators, reduced),
         is_full_precision=not reduced,
@@ -133,6 +138,21 @@ def _is_unit(name: str, makers: Mapping[str, Any]) -> bool:
             return False
         divisor = makers.get(divisor.input[0])
     return divisor is not None and divisor.op_type == "ReduceL2"
+
+
+def _pooled(name: str, makers: Mapping[str, Any], stored: set[str]) -> str:
+    """Return the tensor that the last linear layer before an output takes; empty: there is none, or it takes the model's input."""
+    for _ in range(_MOST_STEPS):
+        node = makers.get(name)
+        if node is None:
+            return ""
+        if node.op_type in {"Gemm", "MatMul"}:
+            taken = str(node.input[0])
+            return taken if node.input[1] in stored and taken in makers else ""
+        if node.op_type not in _AFTER_LINEAR:
+            return ""
+        name = next((tensor for tensor in node.input if tensor not in stored), "")
+    return ""
 
 
 def _norm_of(node: Any) -> str:

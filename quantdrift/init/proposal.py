@@ -4,15 +4,18 @@ No I/O. What cannot be known is chosen as most need it, and said in `doubts`.
 """
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from quantdrift.core.config.schema import OutputKind, Slice
+from quantdrift.core.config.schema import Monitor, OutputKind, Slice
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import duration
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
 from quantdrift.init.files import ModelFile
@@ -25,6 +28,7 @@ from quantdrift.models.tensors.features import features_of
 RARE: Final = 0.02
 """Share of the requests below which a value of a header is sampled whole."""
 _FEW: Final = 2
+_SESSION: Final = timedelta(seconds=Monitor().session_s)
 _LEAST_REQUESTS: Final = 20
 _LEAST_ITEMS: Final = 100
 _MOST_SLICES: Final = 8
@@ -33,8 +37,8 @@ _MOST_SHOWN: Final = 4
 _LONGEST: Final = 64  # characters of a value that is a group; longer ones are texts
 _MOST_COLUMNS: Final = 256
 _MOST_GROUPS: Final = 8
-_RATES: Final = ((10.0, 1.0), (100.0, 0.1), (1000.0, 0.02))  # up to so many requests a second, this share
-_LEAST_RATE: Final = 0.01
+_RATES: Final = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+_REPLAYS_PER_S: Final = 10.0
 # Headers of HTTP, of proxies and of tracing: they say nothing of the input.
 _TECHNICAL: Final = re.compile(
     r"accept.*|connection|content-.*|expect|host|user-agent|te|trailer|transfer-encoding|upgrade|via|forwarded|origin|referer"
@@ -62,6 +66,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         Further options of `[[models]]` and its tables, by dotted name.
     why
         In words, for the comment beside it.
+    embedding
+        A vector for each item whose clusters could be slices: an output, or an inner tensor of the file; empty: none was found.
     doubts
         What a person should look at.
     """
@@ -71,6 +77,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     output_kind: OutputKind | None = None
     options: Mapping[str, Any] = {}
     why: str
+    embedding: str = ""
     doubts: tuple[str, ...] = ()
 
 
@@ -79,6 +86,8 @@ class Proposal(msgspec.Struct, kw_only=True):
 
     Parameters
     ----------
+    tap
+        Socket by which the server reports its exchanges; empty: they are relayed from `listen` to `backend`.
     name
         Of the model, as on the wire.
     reference
@@ -107,6 +116,7 @@ class Proposal(msgspec.Struct, kw_only=True):
 
     listen: str
     backend: str
+    tap: str = ""
     name: str
     choice: Choice
     reference: str = ""
@@ -163,7 +173,10 @@ def choose(reference: ModelFile, rows: Mapping[str, Array] | None = None) -> Cho
     if others:
         why += f"; {', '.join(others)} {'is' if len(others) == 1 else 'are'} not compared"
     output = spec.name if others else ""
-    return msgspec.structs.replace(chosen, output=output, why=why, doubts=(*doubts, *chosen.doubts))
+    embedding = spec.name if chosen.task is Task.EMBEDDING else reference.pooled.get(spec.name, "")
+    return msgspec.structs.replace(
+        chosen, output=output, why=why, embedding=embedding, doubts=(*doubts, *chosen.doubts)
+    )
 
 
 def _nothing_to_compare(reference: ModelFile) -> str:
@@ -299,8 +312,8 @@ def name_of(
 
 
 def rate_of(requests_per_s: float) -> float:
-    """Return the share of the requests to sample: some ten a second and more are enough for every slice."""
-    return next((rate for most, rate in _RATES if requests_per_s <= most), _LEAST_RATE)
+    """Return the share of the requests to sample that leaves some ten a second: the ratio to ten is the nearest to 1."""
+    return min(_RATES, key=lambda rate: abs(math.log(rate * max(requests_per_s, 1.0) / _REPLAYS_PER_S)))
 
 
 def use_traffic(proposal: Proposal, traffic: Traffic, inputs: Mapping[str, Array]) -> None:
@@ -345,6 +358,14 @@ def use_traffic(proposal: Proposal, traffic: Traffic, inputs: Mapping[str, Array
             proposal.secretive = (*proposal.secretive, attribute.name)
     proposal.rare = tuple(rare_values(proposal.groups))[:_MOST_RARE] if proposal.rate < 1 else ()
     proposal.features = tuple(_features(inputs))
+
+
+def people_note(header: str) -> str:
+    """Return what it costs that a header names a person."""
+    return (
+        f"{header} names a person: requests of one within {duration(_SESSION)} count as one observation, when that time is over. So a first"
+        " verdict needs more than that; without sampling.sticky_header it needs minutes, and is wrong where a person's answers are alike"
+    )
 
 
 def rare_values(groups: Mapping[tuple[Source, str], Mapping[str, float]]) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
+from scipy.stats import binom
 
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Provider
@@ -26,6 +27,7 @@ from quantdrift.storage.comparisons.rows import Quarantined
 
 _MOST_ITEMS = 64
 _SOURCE = "init"
+_CHANCE = 0.001
 
 
 class FirstReplays(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,8 @@ class FirstReplays(msgspec.Struct, frozen=True, kw_only=True):
         How many were captured.
     n_compared, n_changed
         Items that were compared, and how many of their answers the reference would have given otherwise.
+    accepted
+        The share that may change, where more changed than chance explains; None: it is not exceeded so clearly.
     problems
         How often an exchange was not compared, by the reason.
     """
@@ -44,10 +48,16 @@ class FirstReplays(msgspec.Struct, frozen=True, kw_only=True):
     n_exchanges: int
     n_compared: int
     n_changed: int
+    accepted: float | None = None
     problems: dict[str, int] = {}
 
     def __str__(self) -> str:
         text = f"{self.n_compared} answers of {self.n_exchanges} requests were compared with the reference: {self.n_changed} changed"
+        if self.accepted is not None:
+            text += (
+                f".\n  That is more than the accepted {self.accepted:.2g}: this version would alert on its present traffic."
+                " Look at what changed, or raise models.budget.flip"
+            )
         return "\n".join(
             [f"{text}.", *(f"  not compared, {n}: {reason}" for reason, n in self.problems.items())]
         )
@@ -120,10 +130,12 @@ def replay(config: Config, kept: Sequence[Kept]) -> FirstReplays:
                     flips = outcome.divergences.flip
                     n_compared += int(np.isfinite(flips).sum())
                     n_changed += int((flips == 1).sum())
+    flip = max(model.budget.flip for model in config.models)
     return FirstReplays(
         n_exchanges=len(kept),
         n_compared=n_compared,
         n_changed=n_changed,
+        accepted=flip if binom.sf(n_changed - 1, n_compared, flip) < _CHANCE else None,
         problems=dict(problems.most_common()),
     )
 

@@ -1,6 +1,7 @@
 """What an inference server says of itself: its protocol and its models."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from http import HTTPStatus
@@ -9,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from quantdrift.core.config.address import read_address
 from quantdrift.core.records import Protocol
 from quantdrift.core.text import plain
 
@@ -41,6 +43,16 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     protocols: tuple[Protocol, ...] = ()
     models: tuple[ServedModel, ...] = ()
+
+
+def accepts(backend: str) -> bool:
+    """Return whether anything accepts connections at an address HOST:PORT, in whatever protocol."""
+    address = read_address(backend)
+    try:
+        socket.create_connection((address.host, address.port), _TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def ask_server(backend: str, expected: tuple[str, ...] = ()) -> Server | None:

@@ -63,14 +63,24 @@ def _lines(proposal: Proposal) -> Iterator[str]:
     yield "# docs/reference/configuration.md, and whatever is left out has its default."
     yield ""
     yield "[sidecar]"
-    yield _option("listen", proposal.listen, "clients connect here from now on")
-    yield _option("backend", proposal.backend, "the inference server behind it")
+    if proposal.tap:
+        yield _option("listen", "", "no relay: the server reports its exchanges itself")
+        yield ""
+        yield "[intake]"
+        yield _option("tap", proposal.tap, "QUANTDRIFT_TAP of the server")
+    else:
+        yield _option("listen", proposal.listen, "clients connect here from now on")
+        yield _option("backend", proposal.backend, "the inference server behind it")
     if proposal.groups:
         yield ""
         yield "[capture]"
         for source, option in _RECORDED.items():
             if recorded := sorted(name for kind, name in proposal.groups if kind is source):
                 yield _option(option, recorded, "recorded, because slices are made of them")
+    elif proposal.tap:
+        yield ""
+        yield "[capture]"
+        yield _option("headers", [], "names of Tap.record(headers=...) that make slices: see [[slices]]")
     if proposal.secretive:
         yield f"# Not recorded, since too many values came: {', '.join(sorted(proposal.secretive))}"
     yield ""
@@ -109,6 +119,12 @@ def _model(proposal: Proposal) -> Iterator[str]:
         yield _option("output", choice.output, "")
     if choice.output_kind is not None:
         yield _option("output_kind", choice.output_kind.value, "")
+    if choice.embedding:
+        yield _option(
+            f"# embedding = {_value(choice.embedding)}",
+            None,
+            "clusters of similar inputs become slices; 5 % of its vectors are stored",
+        )
     yield from (f"# Look at this: {doubt}" for doubt in choice.doubts)
     yield ""
     yield "[models.budget]"
@@ -121,6 +137,10 @@ def _model(proposal: Proposal) -> Iterator[str]:
         yield ""
         yield f"[models.{table}]"
         yield from (_option(name, value, "") for name, value in options.items())
+    yield from _reference(proposal)
+
+
+def _reference(proposal: Proposal) -> Iterator[str]:
     yield ""
     yield "[[models.references]]"
     if proposal.url:
@@ -160,7 +180,7 @@ def _slices(proposal: Proposal) -> Iterator[str]:
 
 
 def _option(name: str, value: Any, comment: str) -> str:
-    text = f"{name} = {_value(value)}"
+    text = name if value is None else f"{name} = {_value(value)}"
     return f"{text:<{_WIDTH}}  # {comment}" if comment else text
 
 

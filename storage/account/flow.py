@@ -138,6 +138,11 @@ _AWAITED: Final = text("""
     where v.last_at >= :begin and v.verdict = 'unknown' and v.reason ~ '^needs ' and v.n_groups > 0
     order by v.n_groups desc, s.name
 """)
+_SESSIONS: Final = text("""
+    select v.model, count(*) as n, extract(epoch from now() - min(s.opened_at))::float8 as oldest_s,
+        extract(epoch from now() - max(s.opened_at))::float8 as newest_s
+    from session s join model_version v on v.id = s.model_version_id group by v.model
+""")
 # Of the newest items of all models: a long period is not read whole.
 _LATENCY: Final = text("""
     select model, count(*) as n, min(seconds) filter (where up_to >= 0.5 * total) as median_s,
@@ -261,6 +266,14 @@ class FlowRates(msgspec.Struct, frozen=True, kw_only=True):
     leaving: float = 0.0
 
 
+class OpenSessions(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions that count for no verdict yet because they are not over: how many, and how long ago the first and the last of them began."""
+
+    n: int
+    oldest_s: float
+    newest_s: float
+
+
 class AwaitedSlice(msgspec.Struct, frozen=True, kw_only=True):
     """A slice of a version that lacks exchanges for a verdict: how many it has, and how many all traffic of its version has."""
 
@@ -319,6 +332,8 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
         Slices that are `unknown` because too much was lost, and the reason of one of them.
     rates
         How fast its exchanges come and leave.
+    sessions
+        Its open sessions; None: there are none, or `sampling.sticky_header` names none.
     contradictions
         What the outputs of its references contradict in the configuration, and what to set.
     latency
@@ -349,6 +364,7 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     loss: str = ""
     latency: TrafficLatency | None = None
     rates: FlowRates = FlowRates()
+    sessions: OpenSessions | None = None
     contradictions: tuple[str, ...] = ()
 
 
@@ -420,6 +436,10 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
         figures.unreferenced.setdefault(row["model"], []).append(row["version"])
     await _read_verdicts(connection, figures, begin)
     await _read_rates(connection, figures)
+    for row in await _rows(connection, _SESSIONS):
+        figures.sessions[row["model"]] = OpenSessions(
+            n=row["n"], oldest_s=row["oldest_s"], newest_s=row["newest_s"]
+        )
     learned_s = {row["model"]: row["learned_s"] for row in await _rows(connection, _LEARNED_LATENCY)}
     for row in await _rows(connection, _LATENCY, begin=begin):
         figures.latencies[row["model"]] = TrafficLatency(
@@ -507,6 +527,7 @@ class _FlowFigures:
         self.losses: dict[str, tuple[int, str]] = {}
         self.contradictions: dict[str, tuple[str, ...]] = {}
         self.rates: dict[str, FlowRates] = {}
+        self.sessions: dict[str, OpenSessions] = {}
         self.latencies: dict[str, TrafficLatency] = {}
         self.measured: dict[str, tuple[int, int]] = {}
 
@@ -614,6 +635,7 @@ class _FlowFigures:
             n_lossy=n_lossy,
             loss=loss,
             rates=self.rates.get(name, FlowRates()),
+            sessions=self.sessions.get(name),
             contradictions=self.contradictions.get(name, ()),
             latency=self.latencies.get(name),
         )

@@ -17,6 +17,7 @@ from quantdrift.core.records import Verdict
 from quantdrift.facts.events import AlertEvent, event_of
 from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.database import translated
+from quantdrift.storage.described_clusters import described
 from quantdrift.storage.fold_rows import from_us, to_us
 from quantdrift.storage.signals import named_values
 
@@ -221,6 +222,10 @@ class Evidence:
         """Return where the outputs of a version's reference contradict the configuration, or None."""
         doubt: str | None = await self._connection.scalar(_DOUBT, {"version": version})
         return doubt
+
+    async def cluster(self, version: int, slice_id: int) -> dict[str, Any] | None:
+        """Return a learned slice as its fit described it, or None."""
+        return (await described(self._connection, version, [slice_id])).get(slice_id)
 
     async def alerting(self, versions: Sequence[int]) -> list[Alerting]:
         """Return the open alerts of some versions, oldest first, at most 256; without those whose event is not readable."""

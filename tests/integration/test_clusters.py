@@ -33,6 +33,7 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
 from quantdrift.core.stream.connection import Queue
+from quantdrift.facts.words.cluster import mostly, sets_apart
 from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.monitor.discovery.clusters import ClusterFits, configured, refit
@@ -44,6 +45,7 @@ from quantdrift.shadow.worker import serve
 from quantdrift.storage.comparisons.rows import StoreBatch
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
+from quantdrift.storage.described_clusters import described as described_clusters
 from quantdrift.storage.slices.clusters import keep_vectors, newest_clusterings, prune, spaces
 from quantdrift.storage.slices.slice_list import list_slices
 from tests.support.shadow.onnx_models import N_FEATURES, WEIGHT, exchange_of, linear_model, saved
@@ -195,6 +197,17 @@ async def test_learned_slices_from_the_first_vector_through_a_refit(
     described = await _scalar(database, "select clusters from clustering")
     assert isinstance(described, list)
     assert {one["traits"][0]["label"] for one in described} == {f"scanner={value}" for value in SCANNERS}
+    of_slices = "select array_agg(id order by id) from slice where predicate ~ '^cluster'"
+    version_id, slice_ids = (
+        await _scalar(database, "select id from model_version"),
+        await _scalar(database, of_slices),
+    )
+    assert isinstance(version_id, int)
+    assert isinstance(slice_ids, list)
+    async with database.begin() as connection:
+        of_alerts = await described_clusters(connection, version_id, slice_ids)
+    assert {mostly(cluster) for cluster in of_alerts.values()} == {f"scanner={value}" for value in SCANNERS}
+    assert all(sets_apart(cluster).startswith(mostly(cluster)) for cluster in of_alerts.values())
     known = await _scalar(database, "select array_agg(distinct exchange_id::text) from embedding")
     assert isinstance(known, list)
     assert all(set(one["medoids"]) <= set(known) and one["medoids"] for one in described)

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from quantdrift.core.clock import ManualClock
+from quantdrift.core.clusters import cluster_slice
 from quantdrift.core.config.schema import Config, Model, Monitor
 from quantdrift.facts.explanation import Explanation, explanation_of
 from quantdrift.facts.words.text import AlertText
@@ -401,3 +402,29 @@ async def test_the_bound_on_time_ends_with_the_reading(database: Database) -> No
 async def _fail(evidence: Evidence) -> None:
     async with evidence.bounded(0.5):
         raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("evidence", [Evidence, _Slow])
+async def test_a_learned_slice_is_described_even_where_nothing_else_is_explained(
+    database: Database, record: asyncpg.Connection, evidence: type[Evidence]
+) -> None:
+    """What its newest fit found stands in headline, text and event; the fit before it, and another reference, do not matter."""
+    cluster = cluster_slice("digits", 7)
+    await record.execute(
+        "update slice set predicate = $2, name = $3, definition = $4 where id = $1",
+        *(DARK, cluster.predicate, cluster.name, msgspec.json.encode({"where": cluster.where}).decode()),
+    )
+    traits = ({"label": "scanner=old", "lift": 3.0, "share": 0.9, "count": 90, "p_adjusted": 1e-9},)
+    for version, (digest, share) in enumerate((("d", 0.2), ("d", 0.9), ("e", 0.3))):
+        described = [{"id": 7, "traits": [{**traits[0], "share": share}], "medoids": []}]
+        await record.execute(
+            "insert into clustering (model, version, reference_digest, space, made_by, from_at, to_at, n_vectors, next_id, clusters, content)"
+            " values ('digits', $1, repeat($2, 64), 'pool', 'monitor', now(), now(), 900, 8, $3, '')",
+            *(version, digest, msgspec.json.encode(described).decode()),
+        )
+    await store_items(record, items(damage, seconds=430))
+    await fold_all(database, at_once=200, evidence=evidence)
+    found, text_of_alert = (await alerts(record))[DARK], (await texts(record))[DARK]
+    assert found.sets_apart == "scanner=old (90 % of them, 3 times its share of all traffic)"
+    assert "in cluster=7 (mostly scanner=old) changed" in text_of_alert
+    assert f"Which inputs: {found.sets_apart}." in text_of_alert

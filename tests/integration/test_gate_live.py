@@ -694,6 +694,10 @@ def test_learned_slices_are_judged_by_the_clustering_of_the_beginning(learned: S
     assert {name for name in flips if name.startswith("cluster")} == {"cluster=1", "cluster=2", "cluster=3"}
     assert [flips[f"cluster={number}"]["mean"] for number in (1, 2, 3)] == [0.0, 0.0, 1.0]
     assert good.returncode == 0, good.stderr
+    assert json.loads(good.stdout)["not_judged"] == [
+        "novel=input: it has little ordinary traffic by design; --alert on an alert of it judges it",
+        "cluster=9: neither the configuration nor the newest clustering tells who is in it",
+    ]
     assert answers_of(learned.rows()[1])["cluster=3", "flips"]["verdict"] == "pass"
 
 

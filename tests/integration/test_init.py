@@ -113,6 +113,7 @@ def test_a_minute_of_traffic_makes_a_configuration_that_works(tmp_path: Path) ->
     assert changed > 64  # each score has the other sign
     assert "scanner=archive" in done.stdout.partition("three times its budget")[2]
 
+    assert "more than the accepted 0.01: this version would alert" in done.stdout
     before = (tmp_path / "config.toml").read_text()
     again = invoked("init", "model-fp32.onnx", "--yes", "--json", "--model", "other", directory=tmp_path)
     assert again.returncode == 0, again.stderr
@@ -120,6 +121,8 @@ def test_a_minute_of_traffic_makes_a_configuration_that_works(tmp_path: Path) ->
     assert told["written"] is False
     assert 'models[other].name = "other"  (not in the file)' in told["differences"]
     assert (tmp_path / "config.toml").read_text() == before
+    again = invoked("init", "model-fp32.onnx", "--yes", "--model", "other", directory=tmp_path)
+    assert "To have it written with all of this, move config.toml away" in again.stdout
 
 
 def test_without_server_and_traffic_the_files_are_enough(tmp_path: Path) -> None:
@@ -129,10 +132,21 @@ def test_without_server_and_traffic_the_files_are_enough(tmp_path: Path) -> None
     done = invoked("init", "model-fp32.onnx", "--yes", "--backend", address, directory=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"{address}: nothing answers there now" in done.stderr
+    assert f"nothing answers at {address} now: start the inference server there" in done.stdout
     assert load(tmp_path / "config.toml").models[0].name == "model"
     checked = invoked("config", "check", directory=tmp_path)
     assert checked.returncode == 0, checked.stderr
     assert "float32" in checked.stdout
+
+
+def test_a_tap_needs_no_address(tmp_path: Path) -> None:
+    """The configuration opens its socket and no port, and the last line says what the server needs."""
+    saved(linear_model(), tmp_path / "model-fp32.onnx")
+    done = invoked("init", "model-fp32.onnx", "--yes", "--tap", "t/tap", directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"start the server with QUANTDRIFT_TAP={tmp_path}/t/tap" in done.stdout
+    config = load(tmp_path / "config.toml")
+    assert (config.sidecar.listen, config.intake.tap) == ("", str(tmp_path / "t/tap"))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +156,11 @@ def test_without_server_and_traffic_the_files_are_enough(tmp_path: Path) -> None
         (("missing.onnx",), "missing.onnx: there is no such file or folder"),
         (("http://127.0.0.1:1",), "nothing answers there"),
         (("model-fp32.onnx", "--listen", "here"), "--listen here: it must be HOST:PORT"),
+        (
+            ("model-fp32.onnx", "--backend", "127.0.0.1:1", "--watch", "5"),
+            "nothing answers at 127.0.0.1:1, where --watch relays requests to",
+        ),
+        (("model-fp32.onnx", "--tap", "tap", "--watch", "5"), "--tap needs no --backend, --listen, --watch"),
         (("folder",), "is a folder without config.json"),
         (("model-fp32.onnx", "--compose", "--out", "other.toml"), "needs a configuration called config.toml"),
     ],
@@ -212,13 +231,12 @@ def test_a_model_at_a_server_is_a_reference(tmp_path: Path) -> None:
 
 
 def test_in_a_terminal_it_asks_and_what_is_answered_is_written(tmp_path: Path) -> None:
-    """Addresses, whether to watch, the name, the accepted share and the collector; Enter takes what was found."""
+    """Addresses, the name, the accepted share and the collector; Enter takes what was found. No server answers, so that there is nothing to watch."""
     saved(linear_model(), tmp_path / "model-fp32.onnx")
     backend, listen = (f"127.0.0.1:{free_port()}" for _ in range(2))
     answers = (
         ("Address of the inference server [127.0.0.1:8001]: ", backend),
         ("Address for clients from now on [0.0.0.0:8000]: ", listen),
-        ("Watch traffic there for a minute now? [y/N]: ", ""),
         ("The model's name in requests [model]: ", "credit"),
         ("Accepted share of changed answers [0.01]: ", "2"),
         ("Accepted share of changed answers [0.01]: ", "0.02"),

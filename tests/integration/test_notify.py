@@ -122,7 +122,7 @@ def _asked(port: int) -> list[Any]:
 
 def _verifier() -> Callable[[str, bytes, str], bool]:
     """Return the function that the documentation gives to receivers."""
-    page = (ROOT / "docs/how-to/alerts.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/notify.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?is_genuine.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)

@@ -79,7 +79,10 @@ def test_config_check_says_what_it_would_do(tmp_path: Path) -> None:
     text = _run("config", "check", "--config", str(path), "--requests-per-s", "100")
     assert text.exit_code == 0
     assert "expected replays: 1.0/s" in text.output
-    assert "gone.onnx of model `m` does not exist here" in text.output
+    assert "gone.onnx of model `m` does not exist here (the shadow needs it)\n" in text.output
+    (tmp_path / "gone-1.onnx").touch()
+    alike = _run("config", "check", "--config", str(path))
+    assert "(the shadow needs it): did you mean `gone-1.onnx`?" in alike.output
     record = json.loads(_run("config", "check", "--config", str(path), "--json").output)
     assert record["models"][0]["slices"] == ["all"]
     assert record["memory_bytes"] > 2**28

@@ -718,3 +718,18 @@ def test_a_variable_that_sets_nothing_is_named_with_what_was_meant(
     with pytest.raises(OperatorError, match=hint):
         load(path, {variable: "0.5"})
     load(path, {"QUANTDRIFT_DSN": "x", "QUANTDRIFT_SAMPLING_SALT": "x", "SAMPLING_RATE": "1"})
+
+
+def test_an_attribute_that_is_misspelt_in_a_slice_is_recognised(tmp_path: Path) -> None:
+    """Headers without regard to case; what resembles nothing that is recorded is to be added."""
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '[capture]\nheaders = ["x-region"]\n[[slices]]\nname = "a"\nheader = "X-Regoin"\n[[slices]]\nname = "b"\nheader = "user-agent"\n'
+    )
+    with pytest.raises(OperatorError) as refused:
+        load(path, {})
+    assert (
+        "slices `a`: header.X-Regoin is not recorded: did you mean `x-region`? Or add it to capture.headers"
+        in str(refused.value)
+    )
+    assert "slices `b`: header.user-agent is not recorded, add it to capture.headers" in str(refused.value)

@@ -10,7 +10,7 @@ from quantdrift.cli.look.blockers import Port, StatusFacts
 from quantdrift.cli.look.guide import expected, expected_lines, guide, steps
 from quantdrift.core.config.schema import Config, Model, Monitor, Notify, Reference, SamplingOptions
 from quantdrift.core.stream.backlog import Waiting
-from quantdrift.storage.account.flow import AwaitedSlice, Flow, FlowRates, FlowStep, ModelFlow
+from quantdrift.storage.account.flow import AwaitedSlice, Flow, FlowRates, FlowStep, ModelFlow, OpenSessions
 
 pytestmark = pytest.mark.unit
 
@@ -102,12 +102,33 @@ def test_without_a_rate_no_time_is_promised() -> None:
     ) in _rows(CONFIG, _facts(begun))
 
 
-def test_people_count_once() -> None:
-    """With four exchanges of each person a slice has its 300 people four times as late."""
+def _of_people(n_open: int, oldest_s: float, newest_s: float, **changes: Any) -> ModelFlow:
+    sessions = OpenSessions(n=n_open, oldest_s=oldest_s, newest_s=newest_s)
+    return _wines(960, rates=FlowRates(leaving=2.0), sessions=sessions, **changes)
+
+
+def test_a_first_verdict_on_people_waits_until_their_sessions_are_over() -> None:
+    """Five minutes after the first request 320 people are there, which would be enough exchanges; none of their sessions is over before 25 minutes are."""
     config = msgspec.structs.replace(CONFIG, sampling=SamplingOptions(sticky_header="x-user"))
-    rates = FlowRates(leaving=2.0)
-    model = _wines(960, verdicts={"unknown": 1}, awaited=(ARCHIVE,), rates=rates)
-    assert expected(config, model)[0].expected_s == pytest.approx(720.0)
+    text = (
+        "first verdict: 300 sessions are needed for all traffic, and one is over 30 minutes after its first request"
+        " (monitor.session_s): some 30 minutes at the present rate"
+    )
+    assert ("next", text) in _rows(config, _facts(_of_people(320, 300.0, 0.0)))
+    few = _of_people(40, 300.0, 0.0)  # 260 more begin within 1,950 s, at 40 in 300 s
+    assert ("next", text.replace("some 30 minutes", "some 1 hour")) in _rows(config, _facts(few))
+    assert ("next", f"{text[: text.index(': some')]}: nothing is compared at present") in _rows(
+        config, _facts(_wines(40))
+    )
+
+
+def test_the_sessions_of_a_slice_are_its_share_of_those_that_are_open() -> None:
+    """180 are missing, half of 400 open ones are of the slice: the 180th of 200 began 13 minutes ago."""
+    config = msgspec.structs.replace(CONFIG, sampling=SamplingOptions(sticky_header="x-user"))
+    model = _of_people(400, 1680.0, 680.0, verdicts={"unknown": 1}, awaited=(ARCHIVE,))
+    (of_archive,) = expected(config, model)
+    assert of_archive.expected_s == pytest.approx(1800.0 - 780.0)
+    assert of_archive.words.endswith("(monitor.session_s); 120 are over: some 17 minutes at the present rate")
 
 
 def test_the_steps_are_over_with_the_first_verdict_of_each_model() -> None:

@@ -17,7 +17,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Protocol
 from quantdrift.core.tasks import Task
 from quantdrift.init.files import read_model_file
-from quantdrift.init.proposal import Choice, Proposal, choose, rate_of, use_traffic
+from quantdrift.init.proposal import Choice, Proposal, choose, people_note, rate_of, use_traffic
 from quantdrift.init.toml import differences, text_of
 from quantdrift.init.traffic import SeenAttribute, SeenModel, Source, Traffic
 
@@ -119,6 +119,26 @@ def test_the_last_operators_tell_what_is_compared(case: str, tmp_path: Path) -> 
     assert kind is None or model.output_kind is kind
 
 
+def test_what_the_last_linear_layer_takes_can_be_clustered(tmp_path: Path) -> None:
+    """Behind a softmax, too; the input itself is no embedding, and an embedding is one. With the comment taken away it is an option."""
+    deep = [
+        helper.make_node("Relu", ["x"], ["hidden"]),
+        helper.make_node("Gemm", ["hidden", "w"], ["y"]),
+        helper.make_node("Softmax", ["y"], ["p"]),
+    ]
+    choice = choose(read_model_file(_file(tmp_path, deep, {"p": (FLOAT, ROW)})))
+    assert choice.embedding == "hidden"
+    proposal = Proposal(listen="a:1", backend="b:1", name="m", choice=choice, reference="r.onnx")
+    text = text_of(proposal)
+    assert not tomllib.loads(text)["models"][0].get("embedding")
+    assert tomllib.loads(text.replace("# embedding", "embedding"))["models"][0]["embedding"] == "hidden"
+    found = {}
+    for case in ("a product: logits", "a length divided out: an embedding"):
+        nodes, outputs, _ = CASES[case]
+        found[case] = choose(read_model_file(_file(tmp_path, nodes, outputs, WEIGHTS))).embedding
+    assert list(found.values()) == ["", "vector"]
+
+
 def test_rows_tell_what_no_operator_does(tmp_path: Path) -> None:
     """Rows that add up to 1 are probabilities, rows of length 1 vectors, others logits."""
     nodes, outputs, _ = CASES["what no operator tells: classes, with a doubt"]
@@ -218,7 +238,16 @@ def test_headers_become_slices_a_person_and_nothing_else(tmp_path: Path) -> None
         ({"x-scanner": 'a "rare" one'}, 1.0)
     ]
     assert [rule.name for rule in config.slices] == ["scanner"]
-    assert config.sampling.rate == rate_of(50.0) == 0.1
+    assert config.sampling.rate == rate_of(50.0) == 0.2
+    assert people_note("x-user-id").startswith("x-user-id names a person: requests of one within 30 minutes")
+
+
+@pytest.mark.parametrize(
+    ("requests_per_s", "rate"), [(0.1, 1.0), (10, 1.0), (25, 0.5), (37, 0.2), (100, 0.1), (1e6, 0.01)]
+)
+def test_some_ten_replays_a_second_are_left(requests_per_s: float, rate: float) -> None:
+    """A step of the rate, never above 20 nor below 7 replays a second where that is possible."""
+    assert rate_of(requests_per_s) == rate
 
 
 def test_parameters_and_values_of_the_json_become_slices(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.config.state import shown_config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.keys import is_key_file, load_keys
+from quantdrift.core.text import plain
 
 _CONNECT_S = 1.0
 
@@ -93,7 +95,7 @@ def config_check(
     )
     missing += _missing_key(config)
     missing += [
-        f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it)"
+        f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it){_similar(Path(path))}"
         for model in config.models
         for path in dict.fromkeys(
             path for reference in model.references for path in (reference.path, reference.copy.path) if path
@@ -123,6 +125,16 @@ def config_check(
         emit(explanation)
     else:
         click.echo(explained(explanation, config_path))
+
+
+def _similar(path: Path) -> str:
+    """Return a question whether a file beside a missing one is meant; empty: none has a similar name."""
+    if not path.parent.is_dir():
+        return ""
+    near = get_close_matches(
+        path.name, sorted(entry.name for entry in path.parent.iterdir()), n=1, cutoff=0.8
+    )
+    return f": did you mean `{plain(near[0])}`?" if near else ""
 
 
 def _origins(config: Config, candidates: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """The first ten minutes as steps: what is done, what comes next, and when a verdict can be expected. Pure.
 
 The steps are read from the facts of `quantdrift status`; nothing is measured for them. The time until a verdict is the number of
-exchanges that a slice lacks, divided by its share of those that its model compares a second at present.
+exchanges that a slice lacks, divided by its share of those that its model compares a second at present. With `sampling.sticky_header`
+a verdict needs sessions, and a session counts when it is over: `monitor.session_s` after its first request.
 """
 
 import math
@@ -52,11 +53,13 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     n_needed
-        Exchanges after which it has one.
+        Exchanges, or sessions, after which it has one.
     n_compared
         Those that it has.
     expected_s
         Seconds until then, at the rate at which its model is compared at present; None: nothing is compared at present.
+    session_s
+        How long a session is; None: each exchange counts by itself.
     """
 
     version: str
@@ -64,12 +67,16 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     n_needed: int
     n_compared: int
     expected_s: float | None
+    session_s: float | None = None
 
     @property
     def words(self) -> str:
         """As people read it: `300 exchanges are needed for scanner=archive, 120 were compared: some 4 minutes at the present rate`."""
         whose = _EVERYTHING if self.slice == "all" else self.slice
         were = "was" if self.n_compared == 1 else "were"
+        if self.session_s is not None:
+            were = "is over" if self.n_compared == 1 else "are over"
+            return f"{_sessions_needed(self.n_needed, whose, self.session_s)}; {self.n_compared:,} {were}: {_when(self.expected_s)}"
         return (
             f"{_needed(self.n_needed, whose)}, {self.n_compared:,} {were} compared: {_when(self.expected_s)}"
         )
@@ -84,6 +91,7 @@ def expected(config: Config, model: "ModelFlow") -> tuple[Expected, ...]:
             n_needed=config.monitor.min_groups,
             n_compared=awaited.n_groups,
             expected_s=_expected_s(config, model, awaited),
+            session_s=_session_s(config),
         )
         for awaited in model.awaited
     )
@@ -211,7 +219,11 @@ def _first_verdict(config: Config, name: str, flow: "ModelFlow | None") -> str:
     model = f"`{name}`: " if len(config.models) > 1 else ""
     if flow is not None and flow.awaited:
         return f"{model}{expected(config, flow)[0].words}"
-    n, per_s = config.monitor.min_groups, 0.0 if flow is None else flow.rates.leaving
+    n, session_s = config.monitor.min_groups, _session_s(config)
+    if session_s is not None:
+        seconds = None if flow is None else _sessions_over_s(flow, n, 1.0, session_s)
+        return f"{model}{_sessions_needed(n, _EVERYTHING, session_s)}: {_when(seconds)}"
+    per_s = 0.0 if flow is None else flow.rates.leaving
     return f"{model}{_needed(n, _EVERYTHING)}: {_when(n / per_s if per_s else None)}"
 
 
@@ -239,10 +251,36 @@ def _flow(facts: StatusFacts, model: Model) -> "ModelFlow | None":
 
 
 def _expected_s(config: Config, model: "ModelFlow", awaited: "AwaitedSlice") -> float | None:
+    n_lacking = config.monitor.min_groups - awaited.n_groups
+    if (session_s := _session_s(config)) is not None:
+        return _sessions_over_s(model, n_lacking, awaited.share, session_s)
     per_s = model.rates.leaving * awaited.share
-    if config.sampling.sticky_header and model.folded.total:
-        per_s *= min(1.0, awaited.n_of_all / model.folded.total)  # a person is counted once
-    return (config.monitor.min_groups - awaited.n_groups) / per_s if per_s > 0 else None
+    return n_lacking / per_s if per_s > 0 else None
+
+
+def _session_s(config: Config) -> float | None:
+    return config.monitor.session_s if config.sampling.sticky_header else None
+
+
+def _sessions_over_s(model: "ModelFlow", n: int, share: float, session_s: float) -> float | None:
+    """Return in how many seconds so many more sessions of a slice are over.
+
+    Those that are open end in the order in which they began, here at even distances; others are taken to begin as often as these did.
+    """
+    begun = model.sessions
+    if begun is None or share <= 0:
+        return None
+    n_open = begun.n * share
+    if n <= n_open:
+        age_s = begun.oldest_s - (begun.oldest_s - begun.newest_s) * n / n_open
+        return max(0.0, session_s - age_s)
+    per_s = n_open / max(begun.oldest_s, _MINUTE_S)
+    return session_s + (n - n_open) / per_s
+
+
+def _sessions_needed(n: int, whose: str, session_s: float) -> str:
+    over = duration(timedelta(seconds=session_s))
+    return f"{count_of(n, 'session')} {'is' if n == 1 else 'are'} needed for {whose}, and one is over {over} after its first request (monitor.session_s)"
 
 
 def _needed(n: int, whose: str) -> str:

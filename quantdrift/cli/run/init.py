@@ -25,14 +25,15 @@ from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
 from quantdrift.init.deployment import COMPOSE, VALUES, compose_file, helm_values
 from quantdrift.init.files import ModelFile, read_model_file
-from quantdrift.init.proposal import Choice, Proposal, choose, name_of, slice_names, use_traffic
+from quantdrift.init.proposal import Choice, Proposal, choose, name_of, people_note, slice_names, use_traffic
 from quantdrift.init.references import OpenedReference, program_reference, served_reference
-from quantdrift.init.server import Server, ask_server
+from quantdrift.init.server import Server, accepts, ask_server
 from quantdrift.init.toml import differences, text_of
 from quantdrift.init.traffic import Source, Traffic, watch
 
 _LISTEN: Final = "0.0.0.0:8000"
 _BACKEND: Final = "127.0.0.1:8001"
+_WATCH: Final = "Watch traffic there for a minute now?"
 _MOST_REPLAYED: Final = 64
 _MOST_SHOWN: Final = 4
 _MOST_PLANNED: Final = 6
@@ -103,6 +104,12 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
     "--model", "name", default="", help="The model's name in requests.  [default: what server or traffic say]"
 )
 @click.option("--backend", default="", help=f"The inference server, HOST:PORT.  [default: {_BACKEND}]")
+@click.option(
+    "--tap",
+    default="",
+    metavar="SOCKET",
+    help="The Python server reports its exchanges itself, through this Unix socket: nothing is relayed.",
+)
 @click.option("--listen", default="", help=f"Where clients are to connect, HOST:PORT.  [default: {_LISTEN}]")
 @click.option(
     "--watch",
@@ -133,11 +140,12 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--yes", is_flag=True, help="Ask nothing; take what was found, and defaults.")
 @JSON
-def init(
+def init(  # noqa: C901, PLR0912, PLR0915 - a list of what is looked at, in order
     reference: str | None,
     candidate: Path | None,
     name: str,
     backend: str,
+    tap: str,
     listen: str,
     watch_s: float | None,
     most_requests: int | None,
@@ -165,29 +173,32 @@ def init(
       quantdrift init models/digits-fp32.onnx --candidate models/digits-int8.onnx --backend 127.0.0.1:8001 --watch 60
       quantdrift init models/digits-fp32.onnx --yes --json
       quantdrift init models/digits-fp32.onnx --compose
+      quantdrift init models/digits-fp32.onnx --tap /run/quantdrift/tap
       quantdrift init http://127.0.0.1:8002/v2/models/digits-fp32 --backend 127.0.0.1:8001
     """
     _check_name(out, compose=compose)
+    if tap and (backend or listen or watch_s or most_requests):
+        raise OperatorError("--tap needs no --backend, --listen, --watch or --requests: nothing is relayed")
     asks = not yes and not as_json and sys.stdin.isatty()
     say = _Say(quiet=as_json)
     opened = _reference(reference, name, say)
     model_file = opened.file if opened is not None else None
     candidate_file = read_model_file(candidate) if candidate is not None else None
-    backend = _address(
-        "--backend", backend or (_ask("Address of the inference server", _BACKEND) if asks else _BACKEND)
-    )
     stem = opened.name if opened is not None else ""
-    server = ask_server(backend, tuple(filter(None, [name, stem])))
-    _say_server(backend, server, say)
-    listen = _address(
-        "--listen", listen or (_ask("Address for clients from now on", _LISTEN) if asks else _LISTEN)
-    )
-    if watch_s is None:
-        watch_s = (
-            60.0
-            if asks and click.confirm("Watch traffic there for a minute now?", default=False, err=True)
-            else 0.0
+    if tap:
+        tap, server, is_there, watch_s = str(Path(tap).resolve()), None, True, 0.0
+    else:
+        backend = _address(
+            "--backend", backend or (_ask("Address of the inference server", _BACKEND) if asks else _BACKEND)
         )
+        is_there = _is_there(backend, watch_s or 0.0)
+        server = ask_server(backend, tuple(filter(None, [name, stem]))) if is_there else None
+        _say_server(backend, server, say)
+        listen = _address(
+            "--listen", listen or (_ask("Address for clients from now on", _LISTEN) if asks else _LISTEN)
+        )
+        if watch_s is None:
+            watch_s = 60.0 if asks and is_there and click.confirm(_WATCH, default=False, err=True) else 0.0
     traffic = _watched(listen, backend, watch_s, most_requests or 0, quiet=as_json) if watch_s else None
 
     outputs = [spec.name for spec in model_file.outputs] if model_file else []
@@ -195,10 +206,15 @@ def init(
     proposal = Proposal(
         listen=listen,
         backend=backend,
+        tap=tap,
         name=model,
         choice=_choice(opened, server),
         notes=notes,
     )
+    if not is_there:
+        proposal.notes.append(
+            f"nothing answers at {backend} now: start the inference server there, or correct sidecar.backend"
+        )
     if opened is not None:
         _refer(proposal, opened.reference, out)
     if candidate_file is not None:
@@ -208,6 +224,8 @@ def init(
         _learn(proposal, traffic, opened, out)
     if asks:
         _ask_all(proposal)
+    if proposal.person:
+        proposal.notes.append(people_note(proposal.person))
     text = text_of(proposal)
     is_new = not out.exists()
     differing = [] if is_new else _differing(out, proposal, text)
@@ -239,6 +257,16 @@ def init(
         emit(result)
     else:
         click.echo(_shown(result, proposal))
+
+
+def _is_there(backend: str, watch_s: float) -> bool:
+    """Return whether anything answers at an address, which is needed to watch its traffic."""
+    is_there = accepts(backend)
+    if watch_s and not is_there:
+        raise OperatorError(
+            f"nothing answers at {backend}, where --watch relays requests to: start the server, correct --backend, or leave --watch out"
+        )
+    return is_there
 
 
 class _Say:
@@ -541,6 +569,8 @@ def _shown(result: Initialised, proposal: Proposal) -> str:
             f"{result.file} is there and was not changed. This was found otherwise:",
             *(f"  {line}" for line in result.differences),
             "",
+            f"To have it written with all of this, move {result.file} away and type the command again.",
+            "",
         ]
     else:
         lines += [f"{result.file} is there and says all that was found.", ""]
@@ -563,5 +593,15 @@ def _shown(result: Initialised, proposal: Proposal) -> str:
             lines += ["", f"{file.file} is there and is the same."]
         lines += [f"- {note}" for note in file.notes]
     config = "" if result.file == "config.toml" else f" --config {result.file}"
-    lines += ["", f"Next: quantdrift up{config}, and send traffic to {proposal.listen}"]
+    then = (
+        f"start the server with QUANTDRIFT_TAP={proposal.tap} and record its exchanges: docs/how-to/tap.md"
+        if proposal.tap
+        else f"send traffic to {proposal.listen}"
+    )
+    run = (
+        "QUANTDRIFT_PASSWORD=... docker compose up --detach"
+        if any(Path(file.file).name == COMPOSE for file in result.deployment)
+        else f"quantdrift up{config}"
+    )
+    lines += ["", f"Next: {run}, and {then}"]
     return "\n".join(lines)

@@ -369,7 +369,11 @@ def _slice(rule: Slice, kind: str, attributes: set[str], columns: Sequence[str])
         return
     key = f"{kind}.{getattr(rule, kind)}"
     if kind != "time" and key not in attributes:
-        yield f"{where}: {key} is not recorded, add it to capture.{kind}{'' if kind in {'json', 'text'} else 's'}"
+        option = f"capture.{kind}{'' if kind in {'json', 'text'} else 's'}"
+        known = sorted(name for of, _, name in (part.partition(".") for part in attributes) if of == kind)
+        near = get_close_matches(getattr(rule, kind).lower(), known, n=1)
+        meant = f": did you mean `{near[0]}`? Or" if near else ","
+        yield f"{where}: {key} is not recorded{meant} add it to {option}"
     if rule.edges and kind != "json":
         yield f"{where}: `edges` belong to a slice by feature or by JSON path: remove them"
     if rule.edges and rule.values:

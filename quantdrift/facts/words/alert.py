@@ -64,6 +64,7 @@ def text_of(event: AlertEvent, ways: Ways = _NO_WAYS) -> AlertText:
         Line(text=f"It is {UNVERIFIED_SENDERS}.") if version.endswith(UNVERIFIED) else None,
         *(Line(text=f"It is {why}.") for why in event.change.reason.split("; ") if _is_doubt(why)),
         _how_many(event),
+        Line(label="Which inputs", text=f"{explanation.sets_apart}.") if explanation.sets_apart else None,
         Line(label="Confidence", text=_confidence(event)),
         Line(label=SINCE, text=_since(event)),
         Line(label="What changed", text=_what_changed(event)),
@@ -335,7 +336,10 @@ def _elsewhere(event: AlertEvent) -> Line | None:
 
 
 def _where(event: AlertEvent) -> str:
-    return "all traffic" if event.slice.predicate == EVERYTHING else event.slice.name
+    if event.slice.predicate == EVERYTHING:
+        return "all traffic"
+    mostly = event.explanation.mostly
+    return f"{event.slice.name} (mostly {mostly})" if mostly else event.slice.name
 
 
 def _allowed(event: AlertEvent) -> str:

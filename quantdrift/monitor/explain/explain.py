@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.clock import Clock
+from quantdrift.core.clusters import CLUSTER_KEY
 from quantdrift.core.config.schema import Config
 from quantdrift.core.diagnosable import build_of
 from quantdrift.core.errors import RetryError
@@ -33,6 +34,7 @@ from quantdrift.drift.explain.mix import MoveCause, MovePart
 from quantdrift.drift.explain.moves import MeasuredItems, Moves, moves
 from quantdrift.facts import figures
 from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, DamageCause, Explanation
+from quantdrift.facts.words.cluster import mostly, sets_apart
 from quantdrift.monitor.explain.before_window import BeforeWindow, find_before_window
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
 from quantdrift.monitor.explain.sample import (
@@ -140,12 +142,15 @@ class Explainer:
                 _LOG.exception("alert of %s could not be explained", row.alert.slice.name)
                 why, outcome = "an error in quantdrift; see the monitor's log", "failed"
         self._count(outcome)
+        inputs = await _inputs(evidence, row, catalog)
         if not why:
-            return explained
+            return msgspec.structs.replace(
+                explained, explanation=msgspec.structs.replace(explained.explanation, **inputs)
+            )
         # An alert that gets worse keeps the explanation that it has.
         stored = alerting.stored_explanation((row.model_version_id, row.slice_id))
         keeps = row.episode is Episode.ESCALATE and stored.n_window_after
-        return _Explained(explanation=stored if keeps else Explanation(unexplained=why))
+        return _Explained(explanation=stored if keeps else Explanation(unexplained=why, **inputs))
 
     async def _explained(
         self, evidence: Evidence, row: TransitionRow, alerting: AlertingSlices, catalog: Catalog
@@ -238,6 +243,19 @@ class Explainer:
         model = self._config.model(version.model)
         trees = any(engine.get("build") == Build.TREES for engine in engines)
         return None if model is None else build_of(model, version.candidate_version, trees=trees).value
+
+
+async def _inputs(evidence: Evidence, row: TransitionRow, catalog: Catalog) -> dict[str, Any]:
+    """Return what sets a learned slice apart, by field of the explanation: a row of the database, which is there where the rest was late."""
+    if all(part.key != CLUSTER_KEY for part in catalog.slices[row.slice_id].where):
+        return {}
+    try:
+        async with evidence.bounded(STATEMENT_S):
+            cluster = await evidence.cluster(row.model_version_id, row.slice_id)
+    except RetryError as error:
+        _LOG.warning("what sets %s apart cannot be read: %s", row.alert.slice.name, error)
+        return {}
+    return {"sets_apart": sets_apart(cluster) or None, "mostly": mostly(cluster) or None} if cluster else {}
 
 
 def _speed(before: WindowSample, after: WindowSample, whole: WindowSample, row: TransitionRow) -> Explanation:

@@ -22,7 +22,7 @@ from quantdrift.core.stream.connection import Copies, Queue
 from quantdrift.drift.gate import decision, outcome_of
 from quantdrift.facts.gate import Followed, LoadRun, Outcome
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
-from quantdrift.release.gate.found import clusterings_of, is_learned, is_novel
+from quantdrift.release.gate.found import clusterings_of, is_learned, is_novel, left_out_live
 from quantdrift.release.gate.judge import Asked
 from quantdrift.release.gate.live import LiveGate
 from quantdrift.release.gate.offline import SliceRoute, route_slice
@@ -128,8 +128,10 @@ async def follow(
                 " Leave --alert out to judge the other slices"
             )
         slices = [key for key in slices if key.name in (ALL, job.only)]
+        left_out: tuple[str, ...] = ()
     else:  # what is novel is hardly ever there, and would keep every verdict waiting
         routed = {name for name, _ in job.routes}
+        left_out = left_out_live(watched, slices, routed)
         slices = [key for key in slices if not is_novel(key) or key.name in routed]
     for runtime in (job.candidate, *(runtime for _, runtime in job.routes)):
         _check_names(job, runtime)
@@ -152,7 +154,9 @@ async def follow(
             alpha=job.alpha,
             clusterings=clusterings,
         )
-        follower = _Follower(job, gate, begun, candidate=candidate, database=database, clock=clock)
+        follower = _Follower(
+            job, gate, begun, candidate=candidate, left_out=left_out, database=database, clock=clock
+        )
         return await follower.run(copies, look, stop)
 
 
@@ -179,10 +183,12 @@ class _Follower:
         begun: stored.Begun,
         *,
         candidate: str,
+        left_out: tuple[str, ...],
         database: Database,
         clock: Clock,
     ) -> None:
         self._job, self._gate, self._begun, self._candidate = job, gate, begun, candidate
+        self._left_out = left_out
         self._labels_since = begun.at
         self._database, self._clock = database, clock
         self._began_s = clock.monotonic_s()
@@ -279,6 +285,7 @@ class _Follower:
             at=datetime.now(UTC),
             run=self._job.run,
         ).without_hours(self._missing_hours())
+        decided = msgspec.structs.replace(decided, not_judged=self._left_out)
         bursts = self._gate.bursts
         if bursts:
             decided = msgspec.structs.replace(decided, burst=bursts.length, burst_of=bursts.attribute)

@@ -30,6 +30,7 @@ from quantdrift.storage.slices.clusters import newest_clusterings
 from quantdrift.storage.slices.discovery import active_slices
 
 DISCOVERED: Final = "discovered"
+_RARE: Final = "it has little ordinary traffic by design"
 KINDS: Final = (CLUSTER_KEY, "novel", DISCOVERED)
 """What `--slice` calls them: the beginning of their names, and all discovered ones together."""
 
@@ -73,10 +74,7 @@ class FoundSlices(msgspec.Struct, frozen=True, kw_only=True):
     def without_novel(self) -> "FoundSlices":
         """Return those that are not rare by design: to wait for enough of a slice that ordinary traffic hardly has would be endless."""
         novel = [key for key in self.learned if is_novel(key)]
-        said = tuple(
-            f"{plain(key.name)}: it has little ordinary traffic by design; --slice novel judges it"
-            for key in novel
-        )
+        said = tuple(f"{plain(key.name)}: {_RARE}; --slice novel judges it" for key in novel)
         return msgspec.structs.replace(
             self,
             learned=tuple(key for key in self.learned if key not in novel),
@@ -228,6 +226,30 @@ def is_learned(clusterings: Sequence[Clustering], key: SliceKey) -> bool:
 def is_novel(key: SliceKey) -> bool:
     """Return whether a slice has what is novel to a clustering: at most 0.5 % of traffic like that of the fit."""
     return any(condition.key == NOVELTY_KEY for condition in key.where)
+
+
+def left_out_live(
+    watched: Sequence[SliceKey], judged: Sequence[SliceKey], routed: Collection[str]
+) -> tuple[str, ...]:
+    """Return which slices with traffic the gate on live traffic leaves out, each with the reason.
+
+    Parameters
+    ----------
+    watched, judged
+        Those that had traffic within the last day, and those of them whose items can be told.
+    routed
+        Names of slices that have a route: these are judged in any case.
+    """
+    known = {key.name for key in judged}
+    rare = [key.name for key in judged if is_novel(key) and key.name not in routed]
+    return (
+        *(f"{plain(name)}: {_RARE}; --alert on an alert of it judges it" for name in rare),
+        *(
+            f"{plain(key.name)}: neither the configuration nor the newest clustering tells who is in it"
+            for key in watched
+            if key.name not in known
+        ),
+    )
 
 
 def is_of_clustering(key: SliceKey) -> bool:

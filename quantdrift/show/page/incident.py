@@ -7,6 +7,7 @@ from aiohttp import web
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.incidents import changes_of
+from quantdrift.facts.words.cluster import sets_apart
 from quantdrift.facts.words.incident import (
     commands_of_incident,
     headline,
@@ -18,6 +19,7 @@ from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, NOT_REFUSED, Refused, act_by_form, who_may_act
 from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import LONGEST_REASON
+from quantdrift.storage.described_clusters import described
 from quantdrift.storage.incidents.incidents import (
     Say,
     find_incident,
@@ -70,6 +72,7 @@ async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) ->
         (incident,) = await with_costs(connection, [incident], request.app[CONFIG])
         events = await story(connection, incident)
         is_labelled = await has_labels(connection, incident)
+        clusters = await described(connection, incident.version_id, incident.slice_ids)
     unknown = "" if is_labelled else unknown_sentence(incident)
     return render(
         request,
@@ -78,6 +81,11 @@ async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) ->
         incident=incident,
         standing=standing_sentence(incident),
         story=events,
+        inputs=[
+            (name, words)
+            for name, slice_id in zip(incident.slices, incident.slice_ids, strict=True)
+            if slice_id in clusters and (words := sets_apart(clusters[slice_id]))
+        ],
         unknown=unknown,
         wanted=labels_wanted(incident) if unknown else "",
         commands=commands_of_incident(incident),

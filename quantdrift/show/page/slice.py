@@ -12,6 +12,7 @@ from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
 from quantdrift.core.signals import DetectorKind, Signal, named_signals, signal_of
 from quantdrift.core.text import plain
+from quantdrift.facts.words.cluster import sets_apart
 from quantdrift.facts.words.ending import serves_no_more
 from quantdrift.facts.words.happened import happened
 from quantdrift.report.labels import labelled
@@ -25,6 +26,7 @@ from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import AlertFact, list_alerts
 from quantdrift.storage.alerts.timeline import SliceEvent, events_of
 from quantdrift.storage.baselines import baselines_now
+from quantdrift.storage.described_clusters import described
 from quantdrift.storage.exchanges import MOST_DIRECTIONS, MarginBar, affected, single_exchanges
 from quantdrift.storage.figures.divergence import divided_bins
 from quantdrift.storage.figures.periods import Grain, SliceSums
@@ -132,6 +134,7 @@ async def slice_page(request: web.Request) -> web.Response:
         singles = await single_exchanges(
             connection, *ids, begin, end, latency_budget_s=budget.latency_p99_s, labels=labels
         )
+        cluster = (await described(connection, *ids[:1], [entry.slice_id])).get(entry.slice_id)
         happenings = await events_of(connection, *ids, begin, end)
         baselines = await baselines_now(connection, *ids)
         truth = await outcome_of_slice(connection, *ids, begin, end) if singles.begin else None
@@ -183,6 +186,8 @@ async def slice_page(request: web.Request) -> web.Response:
         replaced=_replaced(version, chosen.versions),
         entry=entry,
         name=name,
+        inputs=sets_apart(cluster) if cluster else "",
+        typical=cluster["medoids"] if cluster else [],
         span=period.span,
         spans=_SPANS,
         traffic=traffic.get(entry.slice_id),

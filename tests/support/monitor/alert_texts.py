@@ -27,6 +27,7 @@ from quantdrift.facts.speed import ItemTimes, Times
 from quantdrift.facts.status import said
 from quantdrift.facts.words import first_screen
 from quantdrift.facts.words.alert import RETURNED, text_of
+from quantdrift.facts.words.cluster import mostly, sets_apart
 from quantdrift.facts.words.comparison import compared
 from quantdrift.facts.words.first_screen import SliceShare
 from quantdrift.facts.words.happened import happened
@@ -49,6 +50,14 @@ WAYS: Final = Ways(
     repair="quantdrift repair 12 --candidate FILE --inputs FOLDER --out REPAIRED",
 )
 """What can be done in an installation with an ONNX file and a slice by header."""
+CLUSTER: Final = {
+    "id": 7,
+    "traits": [
+        {"label": "microphone=m3", "lift": 10.9, "share": 1.0, "count": 54, "p_adjusted": 1e-9},
+        {"label": "length>=100", "lift": 2.04, "share": 0.41, "count": 22, "p_adjusted": 1e-3},
+    ],
+    "apart": [{"feature": "norm", "inside": 9.1, "elsewhere": 1.02}],
+}
 PAGED: dict[str, Any] = {
     "changed": 0.053,
     "changed_low": 0.031,
@@ -231,6 +240,16 @@ CASES: dict[str, tuple[AlertEvent, Ways]] = {
     "no command can look into the model": (_DAMAGE, Ways(alert_id=12)),
     "a name that a terminal would not show as it is": (_replace(_DAMAGE, slice="scanner=\x1b[31m"), WAYS),
     "a name with spaces": (_replace(_DAMAGE, slice="customer=fir & oak"), WAYS),
+    "a learned slice": (
+        _replace(
+            _DAMAGE,
+            slice="cluster=7",
+            predicate="cluster 7",
+            sets_apart=sets_apart(CLUSTER),
+            mostly=mostly(CLUSTER),
+        ),
+        msgspec.structs.replace(WAYS, can_route=False),
+    ),
     "input shift": (alert(found=SHIFT).alert, WAYS),
     "new traffic": (alert(found=UNSEEN).alert, WAYS),
     "several causes": (alert(found=BOTH).alert, WAYS),
