@@ -82,6 +82,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=10) as pl
     except ssl.SSLCertVerificationError as error:
         sys.exit(error.verify_message)
 """
+_COMPILE: Final = "from quantdrift.drift.detectors.protocol import compile_all; compile_all()"
 _TALLIES: Final = """
     select distinct on (source, boot, stratum) source, boot, stratum, offered, taken, thinned, published, lost
     from tally order by source, boot, stratum, sequence desc
@@ -564,6 +565,10 @@ def month(plan: Plan, seed: int, keep: Path | None = None) -> Iterator[Month]:
     """Unpack the newest release and prepare everything; end all processes afterwards."""
     with new_directory() as directory:
         before = unpack(_made(directory / "released"))
+        for paths in (str(before), os.environ.get("PYTHONPATH", "")):
+            # The monitor compiles them at its first start, with the lowest priority: minutes on a busy machine.
+            environment = {**os.environ, "PYTHONPATH": paths}
+            subprocess.run([sys.executable, "-P", "-c", _COMPILE], env=environment, check=True)
         _made(directory / "stack")
         month = Month(plan, directory, before, seed)
         with ended(month.stack):
