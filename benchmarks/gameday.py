@@ -16,6 +16,7 @@ import contextlib
 import html
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from datetime import datetime
@@ -182,8 +183,12 @@ async def _seen(stack: Stack, logs: Logs, title: str, after_s: float) -> Sight:
 
 
 def _page(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
-        text: str = answer.read().decode()
+    """Return the first page; where the page says that it cannot be shown, what it says."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            text: str = answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        text = refused.read().decode()
     return text
 
 

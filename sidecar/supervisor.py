@@ -37,7 +37,7 @@ from quantdrift.core.process.heartbeat import LOOK_S
 from quantdrift.core.process.kept_config import keep
 from quantdrift.core.process.probes import Probes
 from quantdrift.core.process.run import Stop, supervise
-from quantdrift.core.text import plain
+from quantdrift.core.text import in_one_line, plain
 from quantdrift.sidecar.intake.server_tls import ServerTls
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
 from quantdrift.sidecar.state.counters import Gauge, Slot
@@ -320,7 +320,8 @@ class _Supervisor:
                 _write_for_children(live_config, self._directory)
             except OperatorError as error:
                 _LOG.error(
-                    "the changed configuration is refused, the previous one stays in effect: %s", error
+                    "the changed configuration is refused, the previous one stays in effect: %s",
+                    in_one_line(str(error)),
                 )
                 self._own_slot.adjust(Gauge.RELOADS_REFUSED)
                 self._own_slot.set(Gauge.CONFIG_REFUSED, 1)

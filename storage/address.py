@@ -169,6 +169,18 @@ class PostgresAddress(msgspec.Struct, frozen=True, kw_only=True):
         return f"{hosts}:{ports}"
 
     @property
+    def servers(self) -> list[tuple[str, int]]:
+        """Host and port of each server that is reached by TCP."""
+        arguments = self.arguments
+        ports = arguments.get("port") or 5432
+        each = ports if isinstance(ports, list) else [ports] * len(self._hosts)
+        return [
+            (host, int(port))
+            for host, port in zip(self._hosts, each, strict=False)
+            if not host.startswith("/")
+        ]
+
+    @property
     def libpq(self) -> str:
         """The address for libpq, with the password: the same servers, and TLS that is checked as by `connect`."""
         arguments = self.arguments

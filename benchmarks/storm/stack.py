@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import asyncpg
@@ -34,6 +35,7 @@ _DATABASE_S: Final = 3.0
 _COMMAND_S: Final = 60.0
 _PORTS: Final = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 _N_RELAYS: Final = 2
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 _CONFIG: Final = """\
 [sidecar]
@@ -93,7 +95,7 @@ class Kept:
     arguments
         Of `python -m`.
     environment
-        The complete environment.
+        The complete environment; a change of the attribute counts from the next start on.
     log
         File that its output is appended to.
     servers
@@ -110,7 +112,7 @@ class Kept:
     ) -> None:
         self.name = name
         self.arguments = arguments
-        self._environment = dict(environment)
+        self.environment = dict(environment)
         self._log = log
         self._servers = servers
         self._addresses: dict[str, str] = {}
@@ -139,7 +141,7 @@ class Kept:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=self._environment,
+                    env=self.environment,
                     start_new_session=True,
                 )
 
@@ -195,9 +197,21 @@ class Stack:
         Put the data directory and the temporary files onto a small file system, which can be filled.
     has_page
         Serve the live page, too.
+    has_spares
+        Run a second shadow and a second monitor, too.
+    variables
+        Further environment variables of all processes of the product.
     """
 
-    def __init__(self, directory: Path, *, may_mount: bool, has_page: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        may_mount: bool,
+        has_page: bool = False,
+        has_spares: bool = True,
+        variables: Mapping[str, str] = _NOTHING,
+    ) -> None:
         self.directory = directory
         self._disk = directory / "disk"
         self.data = self._disk / "data"
@@ -207,6 +221,8 @@ class Stack:
         self.n_restarts = 0
         self._kept: dict[str, Kept] = {}
         self._has_page = has_page
+        self._spares = ("shadow2", "monitor2") if has_spares else ()
+        self._variables = variables
         self.config = directory / "config.toml"
         self._environment: dict[str, str] = {}
         names = (
@@ -267,6 +283,7 @@ class Stack:
             "QUANTDRIFT__MONITOR__ADMIN": at["monitor"],
             "QUANTDRIFT__TELEMETRY__OTLP_ENDPOINT": self.collector.endpoint,
             "QUANTDRIFT__WEB__LISTEN": at["web"] if self._has_page else "",
+            **self._variables,
         }
         second = {
             "QUANTDRIFT__SHADOW__ADMIN": at["shadow2"],
@@ -274,7 +291,11 @@ class Stack:
         }
         options = ["--config", str(self.config), "--data", str(self.data)]
         model = ["--model", f"{MODEL}={reference}", "--version", "1", "--listen", at["reference"]]
-        plain = {name: value for name, value in environment.items() if not name.startswith("QUANTDRIFT__")}
+        plain = {
+            name: value
+            for name, value in environment.items()
+            if not name.startswith("QUANTDRIFT__") and name not in self._variables
+        }
         for name, arguments, given in (
             ("candidate", ["benchmarks.storm.candidate", str(self.ports["candidate"])], plain),
             ("reference", ["quantdrift.demo.oip_server", *model], plain),
@@ -296,7 +317,7 @@ class Stack:
         for name in ("candidate", "reference", "up"):
             self._kept[name].start()
         await self.until(lambda: self.is_ready("sidecar") and self.is_ready("monitor"), _START_S)
-        for name in ("shadow2", "monitor2"):
+        for name in self._spares:
             self._kept[name].start()
         await self.until(self.all_ready, _START_S)
 
@@ -412,8 +433,8 @@ class Stack:
         return True
 
     def all_ready(self) -> bool:
-        """Return whether all five roles are ready."""
-        return all(self.is_ready(name) for name in ("sidecar", "shadow", "shadow2", "monitor", "monitor2"))
+        """Return whether all roles are ready."""
+        return all(self.is_ready(name) for name in ("sidecar", "shadow", "monitor", *self._spares))
 
     async def until(self, condition: Any, within_s: float) -> None:
         """Wait for a condition.
@@ -476,9 +497,27 @@ def running(*, may_mount: bool, keep: Path | None, has_page: bool = False) -> It
     keep
         Directory that the logs are copied to.
     """
+    with (
+        new_directory() as directory,
+        ended(Stack(directory, may_mount=may_mount, has_page=has_page), keep) as stack,
+    ):
+        yield stack
+
+
+@contextlib.contextmanager
+def new_directory() -> Iterator[Path]:
+    """Make a directory that the user of the database server may enter, and remove it afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="qd-storm-"))
-    directory.chmod(0o755)  # the database server may run as another user
-    stack = Stack(directory, may_mount=may_mount, has_page=has_page)
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def ended(stack: Stack, keep: Path | None = None) -> Iterator[Stack]:
+    """Prepare a stack, and end all of it afterwards, in any case."""
     try:
         stack.prepare()
         yield stack
@@ -486,7 +525,6 @@ def running(*, may_mount: bool, keep: Path | None, has_page: bool = False) -> It
         stack.end()
         if keep is not None:
             shutil.copytree(stack.logs, keep, dirs_exist_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _arguments(process: psutil.Process) -> list[str]:

@@ -87,8 +87,8 @@ class Traffic:
         return len(self.answered) + len(self.failures)
 
     async def run(self) -> None:
-        """Send until `end` was called."""
-        self._due_s = time.monotonic()
+        """Send until `end` was called; it may be called again afterwards."""
+        self._ends, self._due_s = False, time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for index in range(self._n_connections):
                 tasks.create_task(self._client(index))

@@ -1,7 +1,7 @@
 """Clocks that are passed as arguments: aware UTC timestamps for records, monotonic seconds for deadlines."""
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 
@@ -15,6 +15,14 @@ class Clock(Protocol):
     def monotonic_s(self) -> float:
         """Return seconds that never run backwards, for deadlines and durations."""
         ...
+
+
+def is_due(last: datetime | None, every: timedelta, now: datetime) -> bool:
+    """Return whether something is to be done again that was last done at `last`; None: never.
+
+    Where that time is in the future, the clock was set back: then it is due now, and not only when that time comes again.
+    """
+    return last is None or not timedelta(0) <= now - last < every
 
 
 class SystemClock:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import re
 import sys
 import traceback
@@ -174,6 +175,8 @@ def setup_logs(level: str, *, as_json: bool, role: str) -> None:
     )
     handler.addFilter(Sparse(SystemClock()))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Its library in C would write lines of its own to stderr, which are no log lines of ours; its errors reach us as exceptions.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.getLogger("nats").setLevel(
         logging.ERROR
     )  # it logs every attempt to reconnect; our client logs one line

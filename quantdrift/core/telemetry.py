@@ -4,13 +4,16 @@ Names have no unit and no `_total`; units are UCUM. The unit of a pure number is
 Prometheus exporters turn `1` into a suffix `_ratio`, others do not. No instrument is declared anywhere else.
 """
 
+import contextlib
 import logging
 import os
 import socket
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +28,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, TelemetryOptions
 from quantdrift.core.config.state import shared_digest
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.keys import is_key_file, read_keys
 from quantdrift.core.tls import Tls, certificate_ends
 
 _LOG = logging.getLogger(__name__)
@@ -242,7 +246,14 @@ CERTIFICATE = Instrument(
     "quantdrift.certificate.remaining",
     _OG,
     "s",
-    "Time until a certificate ends, by process and option; of a file of authorities the one that lasts longest. Below 0: it has ended.",
+    "Time until a certificate ends, by process and option, and `server of` an option where a server has shown it; of a file of authorities the one that lasts longest. Below 0: it has ended.",
+)
+
+KEY_AGE = Instrument(
+    "quantdrift.key.age",
+    _OG,
+    "s",
+    "Time since the key in use of a key file was put to use, by process and option: a key has no end, and is replaced by `quantdrift keys rotate`.",
 )
 
 # The processes of `quantdrift up`, exported by its sidecar.
@@ -565,6 +576,7 @@ class Telemetry:
             shutdown_on_exit=False,
         )
         self._meter: Meter = self._provider.get_meter("quantdrift")
+        self._server_certificates: dict[str, datetime] = {}
 
     def counter(self, instrument: Instrument) -> Counter:
         """Return the counter that `instrument` declares."""
@@ -609,7 +621,12 @@ class Telemetry:
             return [(1.0, {"process": process, "digest": digest})]
 
         self.observe(CONFIG, read)
-        self.observe(CERTIFICATE, lambda: _certificates(process, config()))
+        self.observe(CERTIFICATE, lambda: _certificates(process, config(), self._server_certificates))
+        self.observe(KEY_AGE, lambda: _key_ages(process, config()))
+
+    def note_server_certificate(self, option: str, end: datetime) -> None:
+        """Note when the certificate ends that a server has shown: `server of` and the option with its address."""
+        self._server_certificates[option] = end
 
     def observe_exports(self) -> None:
         """Export how many exports of this process have failed."""
@@ -622,10 +639,32 @@ class Telemetry:
         self._provider.shutdown()
 
 
-def _certificates(process: str, config: Config) -> Iterable[tuple[float, Labels]]:
+def _certificates(
+    process: str, config: Config, of_servers: Mapping[str, datetime]
+) -> Iterable[tuple[float, Labels]]:
     now_s = time.time()
-    for option, end in certificate_ends(config):
+    for option, end in (*certificate_ends(config), *of_servers.items()):
         yield end.timestamp() - now_s, {"process": process, "option": option}
+
+
+def _key_ages(process: str, config: Config) -> Iterable[tuple[float, Labels]]:
+    now = datetime.now(UTC)
+    for option, since in keys_since(config, now):
+        yield (now - since).total_seconds(), {"process": process, "option": option}
+
+
+def keys_since(config: Config, now: datetime) -> Iterator[tuple[str, datetime]]:
+    """Yield since when the key in use of each key file of a configuration is used, with its option.
+
+    Files that cannot be read are left out, and so is a key of hashed attributes that is a plain text.
+    """
+    for option, file in (
+        ("stream.payload_key_file", config.stream.payload_key_file),
+        ("capture.hmac_key_file", config.capture.hmac_key_file),
+    ):
+        with contextlib.suppress(OSError, OperatorError):
+            if file and is_key_file(content := Path(file).read_bytes()):
+                yield option, read_keys(content, option, file).current(now).used_from
 
 
 def _expect(instrument: Instrument, kind: InstrumentKind) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+_EXCERPT: Final = re.compile(r"\n    (\S.*)\n +\^$", re.MULTILINE)
 _CONTROL = (
     *range(0x20),
     *range(0x7F, 0xA0),
@@ -167,3 +168,9 @@ def number_of(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def in_one_line(text: str) -> str:
+    """Return an error message of several lines, such as that of a configuration, as one: for a log and a list."""
+    text = _EXCERPT.sub(r": `\1`", text)
+    return text.replace(":\n  - ", ": ").replace("\n  - ", "; ").replace("\n", ". ")

@@ -242,7 +242,7 @@ def certificate_ends(config: Config) -> Iterator[tuple[str, datetime]]:
         files += [(tls.ca_option, tls.ca_file), (tls.certificate_option, tls.certificate_file)]
     for option, file in files:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            ends = [_end(der) for der in _certificates(file)] if file else []
+            ends = [end_of(der) for der in _certificates(file)] if file else []
             if ends:
                 yield option, max(ends) if option.endswith("ca_file") else ends[0]
 
@@ -253,7 +253,7 @@ def _certificates(file: str) -> Iterator[bytes]:
         yield ssl.PEM_cert_to_DER_cert(f"{begin}{part.partition(end)[0]}{end}")
 
 
-def _end(der: bytes) -> datetime:
+def end_of(der: bytes) -> datetime:
     """Return `notAfter` of a certificate (RFC 5280): Python's ssl tells it of a peer's certificate only."""
     signed = _elements(_elements(der)[0][1])[0][1]
     fields = [content for tag, content in _elements(signed) if tag != _VERSION]

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from opentelemetry._logs import LogRecord, SeverityNumber
 
-from quantdrift.core.clock import Clock
+from quantdrift.core.clock import Clock, is_due
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.state import changed_options, config_digest, config_state
 from quantdrift.core.errors import OperatorError, RetryError
@@ -103,7 +103,7 @@ class Auditor:
         if (entry := await self._read_pause()) is not None:
             await self.look(entry)
         now = self._clock.now()
-        if self._head_at is None or now - self._head_at >= _HEAD_EVERY:
+        if is_due(self._head_at, _HEAD_EVERY, now):
             await self.publish_head()
             self._head_at = now
         await self._stop.wait(LOOK_S)

@@ -14,7 +14,7 @@ from opentelemetry._logs import LogRecord
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
-from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.clock import Clock, SystemClock, is_due
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 from quantdrift.core.links import alert_page
@@ -50,10 +50,11 @@ from quantdrift.monitor.notify.alertmanager import AlertmanagerNotifier
 from quantdrift.monitor.notify.webhook import WebhookSender
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, OutboxSender
 from quantdrift.monitor.sampling.publish import PolicyMaker
+from quantdrift.monitor.server_certificates import ServerCertificates
 from quantdrift.monitor.session_search import SessionSearch
 from quantdrift.monitor.unread_tallies import UnreadTallies
 from quantdrift.storage.address import Dsn
-from quantdrift.storage.admin.retention import maintain
+from quantdrift.storage.admin.retention import maintain_by_two_clocks
 from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
@@ -222,6 +223,7 @@ class MonitorService:
             fence=leadership.fence,
             publish=publish,
         )
+        self._server_certificates = ServerCertificates(config=config, dsn=dsn, telemetry=telemetry, stop=stop)
         self._alertmanager = AlertmanagerNotifier(
             config=config, database=database, fence=leadership.fence, telemetry=telemetry, clock=clock
         )
@@ -263,6 +265,7 @@ class MonitorService:
             "policy": self._policy.turn,
             "tallies": self._unread_tallies.turn,
             "audit": self._auditor.turn,
+            "certificates": self._server_certificates.turn,
         }
         # Not one of the turns: it is cancelled at the end, because an attempt to connect takes seconds.
         watching = asyncio.create_task(
@@ -431,9 +434,8 @@ class MonitorService:
 
     async def _maintain_turn(self) -> None:
         now = self._clock.now()
-        due = self._maintained_at is None or now - self._maintained_at >= MAINTENANCE_EVERY
-        if due and self._leads():
-            await maintain(self._database, self._config.storage, now)
+        if is_due(self._maintained_at, MAINTENANCE_EVERY, now) and self._leads():
+            await maintain_by_two_clocks(self._database, self._config.storage, now)
             self._maintained_at = now
         await self._stop.wait(TURN_S)
 

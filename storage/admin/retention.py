@@ -513,6 +513,23 @@ async def maintain(
     )
 
 
+async def maintain_by_two_clocks(database: Database, storage: Storage, now: datetime) -> Maintenance:
+    """Run one round by the clock of this process, `now`, and by that of Postgres, since one of them may be wrong.
+
+    What is old by only one of them is kept, and each of them finds the partitions of its next days.
+
+    Raises
+    ------
+    RetryError
+        As `maintain`.
+    """
+    async with database.begin() as connection:
+        of_server: datetime = (await connection.execute(text("select now()"))).scalar_one()
+    earlier, later = sorted((now.astimezone(UTC), of_server.astimezone(UTC)))
+    ahead_days = AHEAD_DAYS + (later.date() - earlier.date()).days
+    return await maintain(database, storage, earlier, ahead_days=ahead_days)
+
+
 async def _dropped(database: Database, day: date) -> bool:
     try:
         async with database.begin() as connection:

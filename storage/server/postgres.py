@@ -420,6 +420,10 @@ class PostgresServer:
                 raise RetryError(
                     f"Postgres did not answer within {self._start_timeout_s:g} s; its log is {self.log}"
                 ) from None
+            if (
+                self._process.returncode < 0
+            ):  # its last words are about its recovery, which went well until then
+                return f"it {exit_text(self._process.returncode)}"
             return self.log.read_bytes()[begin:].decode(errors="replace") or "it said nothing"
 
     def _is_ready(self) -> bool:

@@ -124,6 +124,30 @@ async def test_a_consumer_outlives_the_server(server: NatsServer) -> None:
     await queue.close()
 
 
+async def test_that_the_server_is_back_is_said_once_by_a_process_with_several_connections(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the last of those that come back; one that was closed meanwhile holds nobody up."""
+    caplog.set_level("INFO", logger="quantdrift.core.stream.connection")
+    first, second, closed = [
+        await Queue.connect(Stream(url=server.url), client_name="test") for _ in range(3)
+    ]
+
+    def n_said(words: str) -> int:
+        return sum(words in record.getMessage() for record in caplog.records)
+
+    server.kill()
+    await until(lambda: n_said("lost the connection to NATS") == 3)
+    await closed.close()
+    server.start()
+    for queue in (first, second):
+        await asyncio.wait_for(queue.wait_connected(), 10)
+    await until(lambda: n_said("connected to NATS again") == 1)
+    await first.close()
+    await second.close()
+    assert n_said("connected to NATS again") == 1
+
+
 async def test_without_a_server_the_queue_is_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:
     """From the start: nothing blocks, what does not fit is `queue_full`; the server comes, and the queue empties."""
     server = NatsServer(tmp_path / "nats")

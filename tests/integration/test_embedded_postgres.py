@@ -199,6 +199,24 @@ def test_damaged_data_is_reported_in_the_server_s_own_words(directory: Path) -> 
         server.start()
 
 
+def test_one_that_is_killed_while_it_starts_says_that_alone(directory: Path) -> None:
+    """Its last words would be about a recovery that went well until then."""
+    kills = directory / "kills"
+    kills.mkdir(parents=True)
+    found = find_binaries()
+    for name in ("initdb", "postgres"):
+        program = kills / name
+        program.write_text(
+            f'#!/bin/sh\ncase "$*" in *unix_socket_directories*) echo "LOG:  redo starts at 0/1" >&2; kill -9 $$;; esac\n'
+            f'exec {found.directory}/{name} "$@"\n'
+        )
+        program.chmod(0o755)
+    for path in (directory, kills):
+        path.chmod(0o755)
+    with pytest.raises(OperatorError, match=r"does not start: it was killed by SIGKILL \(log: "):
+        PostgresServer(directory / "data", binaries=kills, durable=False).start()
+
+
 def test_the_programs_are_found_without_importing_the_wheel() -> None:
     """The wheel's import has side effects: it never happens."""
     assert find_binaries().major >= 16

@@ -5,17 +5,21 @@ import logging
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from quantdrift.core.config.schema import Stream
+from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.nats_server import find_program
+from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.telemetry import Telemetry
+from quantdrift.monitor.server_certificates import ServerCertificates
 from tests.support.certificates import Authority, Pair, openssl
 from tests.support.recording_relay import RecordingRelay
 
@@ -411,3 +415,26 @@ async def test_a_key_with_a_passphrase_is_refused_and_asks_nobody(tmp_path: Path
     section = Stream(url="nats://127.0.0.1:9", certificate_file=str(client.certificate), key_file=str(locked))
     with pytest.raises(OperatorError, match="without a passphrase"):
         await Queue.connect(section, client_name="test")
+
+
+async def test_the_monitor_sees_when_the_certificate_of_the_server_ends(rig: Rig, ours: Authority) -> None:
+    """Of a server that speaks first and of one that waits for the handshake; what was seen stays while it is away."""
+    seen: dict[str, datetime] = {}
+
+    class Noted(Telemetry):
+        def note_server_certificate(self, option: str, end: datetime) -> None:
+            seen[option] = end
+
+    pair = ours.sign("watched")
+    for more in ("", "handshake_first: true"):
+        server, wire = await rig.serve(tls(pair, more))
+        config = Config(stream=stream(wire, ca_file=str(ours.file)))
+        look = ServerCertificates(
+            config=config, dsn="postgresql://u:p@127.0.0.1:1/none", telemetry=Noted("test"), stop=Stop()
+        ).look
+        await look()
+        end = seen.pop("server of stream.url")
+        assert timedelta(days=1) < end - datetime.now(UTC) <= timedelta(days=2)
+        server.stop()
+        await look()
+        assert seen == {}

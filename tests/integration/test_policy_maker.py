@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -136,6 +137,23 @@ async def test_a_policy_is_given_once_and_confirmed_in_time(
     assert second.policy.epoch == first.policy.epoch
     assert second.issued_at == clock.now()
     assert (await bucket.account()).epoch == first.policy.epoch
+
+
+async def test_a_clock_that_was_set_back_confirms_the_policy_at_once(
+    postgres_dsn: str, stream: Stream, bucket: Bucket
+) -> None:
+    """Sidecars whose clocks are right refuse one that was issued in the future, until its time comes."""
+    await prepare(postgres_dsn)
+    await store_and_fold(postgres_dsn, calm())
+    clock, set_back = ManualClock(after(N_CALM)), ManualClock(after(N_CALM) - timedelta(hours=2))
+    async with maker(postgres_dsn, on(stream), clock) as made:
+        await made.look()
+        first = await bucket.directive()
+        made._clock = set_back
+        await made.look()
+        second = await bucket.directive()
+    assert second.issued_at == set_back.now() < first.issued_at
+    assert second.policy.epoch == first.policy.epoch
 
 
 async def test_without_traffic_in_the_record_no_policy_is_made(

@@ -8,6 +8,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
 
@@ -16,8 +17,12 @@ import pytest
 from sqlalchemy import text
 
 from quantdrift.core.config.load import Role, load, load_secrets
+from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.process.run import Stop
+from quantdrift.core.telemetry import Telemetry
 from quantdrift.frames import arrow
+from quantdrift.monitor.server_certificates import ServerCertificates
 from quantdrift.storage.address import PostgresAddress
 from quantdrift.storage.admin.migrate import current, head, upgrade
 from quantdrift.storage.database import Database
@@ -291,3 +296,20 @@ async def test_frames_use_tls_and_tell_no_other_server_anything(
             assert PASSWORD not in str(raised.value)
             assert end.asked == SSL_REQUEST * end.n_connections
             assert end.sent == b""
+
+
+async def test_the_monitor_sees_when_the_certificate_of_the_server_ends(
+    ours: Authority, postgres_dsn: str
+) -> None:
+    """Not of one that has none."""
+    telemetry = Telemetry("test")
+    try:
+        for pair, n in ((None, 0), (ours.sign("watched"), 1)):
+            async with TlsEnd(port_of(postgres_dsn), pair) as end:
+                dsn = through(postgres_dsn, end, f"sslmode=verify-full&sslrootcert={ours.file}")
+                await ServerCertificates(config=Config(), dsn=dsn, telemetry=telemetry, stop=Stop()).look()
+                ends = telemetry._server_certificates
+                assert list(ends) == ["server of storage.dsn_file"] * n
+        assert timedelta(days=1) < ends["server of storage.dsn_file"] - datetime.now(UTC) <= timedelta(days=2)
+    finally:
+        telemetry.close()

@@ -10,11 +10,11 @@ from sqlalchemy.dialects.postgresql import INT8MULTIRANGE, JSONB, UUID
 
 import quantdrift.storage.admin.retention
 from quantdrift.core.config.schema import Storage
-from quantdrift.storage.admin.retention import ENDS, Maintenance, maintain
+from quantdrift.storage.admin.retention import ENDS, Maintenance, maintain, maintain_by_two_clocks
 from quantdrift.storage.baselines import baselines
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import resume
-from quantdrift.storage.schema.partitions import ensure_partitions, partition_days
+from quantdrift.storage.schema.partitions import AHEAD_DAYS, ensure_partitions, partition_days
 from quantdrift.storage.schema.tables import Base
 
 pytestmark = pytest.mark.integration
@@ -105,6 +105,21 @@ async def test_partitions_come_and_go_with_the_days(database: Database) -> None:
     async with database.begin() as connection:
         days = await partition_days(connection)
     assert [day.day for day in days] == [5, 6, 14, 15, 16, 17, 18]
+
+
+async def test_nothing_goes_by_one_wrong_clock(database: Database) -> None:
+    """The clock of the monitor is years ahead of that of Postgres: by that one nothing is old, and each finds its next days."""
+    async with database.begin() as connection:
+        today = (await connection.execute(text("select now()"))).scalar_one().date()
+        await ensure_partitions(connection, today - timedelta(days=3), today)
+    ahead = datetime.now(UTC) + timedelta(days=30)
+    done = await maintain_by_two_clocks(database, KEEP, ahead)
+    assert done.partitions_dropped == ()
+    async with database.begin() as connection:
+        days = await partition_days(connection)
+    assert days == [
+        today + timedelta(days=n) for n in range(-3, (ahead.date() - today).days + AHEAD_DAYS + 1)
+    ]
 
 
 async def test_a_partition_in_use_is_left_for_the_next_round(

@@ -1,14 +1,10 @@
 """An upgrade step by step: processes of the newest release on the schema of the tree, and those of the tree on a database without it."""
 
 import asyncio
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
-import tomllib
-import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +15,7 @@ from alembic import command
 from sqlalchemy import Connection
 from sqlalchemy.pool import NullPool
 
-from deploy.release import build_sdist, build_wheel
+from deploy.released import unpack
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.stream.connection import Queue
@@ -31,7 +27,6 @@ from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_mode
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-RELEASED = ROOT / "deploy" / "released.toml"
 CONFIG = """
 [stream]
 url = "{nats_url}"
@@ -50,26 +45,13 @@ versions = ["int8*"]
 """
 
 
-def _git(*arguments: str) -> bytes:
-    """Return the output of git in this checkout, or skip the test where there is none or its history is too short."""
-    try:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"the commit of the newest release is not here (no git, or a shallow clone): {error}")
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def release_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with the newest release, unpacked from the wheel that its commit builds."""
-    commit = tomllib.loads(RELEASED.read_text(encoding="utf-8"))["commit"]
-    directory = tmp_path_factory.mktemp("release_before")
-    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit))) as archive:
-        archive.extractall(directory / "source", filter="data")
-    wheel = build_wheel(build_sdist(directory / "source", directory, 0), directory, 0)
-    with zipfile.ZipFile(wheel) as files:
-        files.extractall(directory / "code")
-    return directory / "code"
+    try:
+        return unpack(tmp_path_factory.mktemp("release_before"))
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"the commit of the newest release is not here (no git, or a shallow clone): {error}")
 
 
 def _environment(code: Path, dsn: str) -> dict[str, str]:

@@ -156,6 +156,10 @@ def test_nothing_blocks_where_everything_flows() -> None:
             ),
         ),
         (
+            {"full_disk": "/var/lib/quantdrift"},
+            "the disk of /var/lib/quantdrift is full, so that NATS and Postgres store nothing: free some of it",
+        ),
+        (
             {"processes": {"shadow": PartState(works=False, since=_ago(3), why="no reference")}},
             "shadow is down since 11:57:00 UTC: no reference",
         ),
@@ -281,6 +285,18 @@ def test_a_sidecar_without_predictions_says_what_it_saw_instead(counts: dict[str
     ports = {"sidecar": Port(address="a", answers=True, ready=True, counts=counts)}
     flow = _flow(_wines(captured=FlowStep()), offered=FlowStep(), captured=FlowStep(), tallied_at=None)
     assert said in blockers(CONFIG, _facts(flow=flow, ports=ports))[0]
+
+
+def test_what_quantdrift_up_has_not_come_to_yet_is_not_missed() -> None:
+    """It starts shadow and monitor once the database is ready: nobody needs to start them, and they run nowhere else."""
+    silent = UP | {role: Port(address=f"127.0.0.1:{role}") for role in ("shadow", "monitor")}
+    starting = {"sidecar": PartState(works=True), "db upgrade": PartState(works=False)}
+    facts = _facts(ports=silent, processes=starting)
+    assert blockers(CONFIG, facts) == ("db upgrade is still starting: see the log",)
+    assert notes(CONFIG, facts) == ()
+    all_started = {name: PartState(works=True) for name in ("sidecar", "postgres")}
+    (missed,) = blockers(CONFIG, _facts(ports=silent, processes=all_started))
+    assert missed.startswith("no monitor answers at 127.0.0.1:monitor")
 
 
 def test_what_blocks_nothing_is_noted() -> None:

@@ -54,7 +54,7 @@ def _wines(n: int, **changes: Any) -> ModelFlow:
 
 
 def _rows(config: Config, facts: StatusFacts) -> list[tuple[str, str]]:
-    return list(guide(steps(config, facts)))
+    return list(guide(steps(config, facts), facts))
 
 
 def test_what_is_done_what_is_next_and_what_comes_then() -> None:
@@ -154,3 +154,11 @@ def test_where_alerts_go_is_the_last_step() -> None:
     assert steps(CONFIG, _facts(None))[-1].is_done is False
     config = msgspec.structs.replace(CONFIG, notify=Notify(webhook_url="https://chat.example/hook"))
     assert steps(config, _facts(None))[-1].text == "alerts go to the webhook"
+
+
+def test_where_the_database_is_away_from_parts_that_have_worked_nothing_begins() -> None:
+    """Whoever is woken by that needs no steps to a first verdict."""
+    facts = msgspec.structs.replace(_facts(None), flow=None, database_problem="Postgres does not answer")
+    assert _rows(CONFIG, facts)
+    worked = {**PORTS, "sidecar": msgspec.structs.replace(PORTS["sidecar"], counts={"offered": 12.0})}
+    assert _rows(CONFIG, msgspec.structs.replace(facts, ports=worked)) == []

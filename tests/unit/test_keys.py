@@ -11,11 +11,12 @@ from click.testing import CliRunner
 from quantdrift.cli.main import main
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.codec import decode_exchange, encode
-from quantdrift.core.config.schema import Capture, Config, Slice
+from quantdrift.core.config.schema import Capture, Config, Slice, Stream
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from quantdrift.core.keys import Key, KeyFile, KeyRing, load_keys, read_keys, write_keys
 from quantdrift.core.sealing import SEALED_BYTES, envelope_of, is_sealed, seal, unseal
 from quantdrift.core.slices import SliceAssigner
+from quantdrift.core.telemetry import keys_since
 from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
@@ -270,3 +271,18 @@ def test_config_check_names_a_key_file_that_cannot_be_used(tmp_path: Path) -> No
     assert "keys.json" not in notes()
     path.chmod(0o644)
     assert f"chmod 600 {path}" in notes()
+
+
+def test_the_age_of_the_key_in_use_is_known_of_each_key_file(tmp_path: Path) -> None:
+    """A newer key that is not used yet changes nothing, and neither does a plain text or a file that is not there."""
+    begun = datetime(2026, 1, 1, tzinfo=UTC)
+    first, next_ = Key.create(begun), Key.create(begun + timedelta(days=400), wait_s=600.0)
+    file, text = tmp_path / "keys.json", tmp_path / "key"
+    write_keys(file, KeyRing(keys=(first, next_)), is_new=True)
+    text.write_text("a plain text")
+    stream = Stream(payload_key_file=str(file))
+    config = Config(stream=stream, capture=Capture(hmac_key_file=str(text)))
+    assert list(keys_since(config, next_.created)) == [("stream.payload_key_file", begun)]
+    assert list(keys_since(config, next_.used_from)) == [("stream.payload_key_file", next_.used_from)]
+    file.unlink()
+    assert list(keys_since(config, begun)) == []

@@ -11,7 +11,7 @@ import pytest
 
 from quantdrift.core.codec import encode
 from quantdrift.core.logs import setup_logs
-from quantdrift.core.text import plain, plain_lines, traceparent, unmarked
+from quantdrift.core.text import in_one_line, plain, plain_lines, traceparent, unmarked
 from quantdrift.models.runtimes.protocol import failure_text
 from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.sidecar.capture.attributes import cut
@@ -129,3 +129,12 @@ def test_a_failure_of_a_library_is_described_without_its_message() -> None:
         f" Name:'/emb/Gather' Status Message: indices element out of data bounds, idx={SECRET}"
     )
     assert failure_text(of_onnx) == "RuntimeError INVALID_ARGUMENT in the node Gather `/emb/Gather`"
+
+
+def test_an_error_of_several_lines_becomes_one() -> None:
+    """The line of a file that a parser shows, with a mark below it, and a list of mistakes."""
+    shown = "c.toml cannot be read: Expected ']' (at line 1, column 9)\n    [sidecar\n            ^"
+    assert in_one_line(shown) == "c.toml cannot be read: Expected ']' (at line 1, column 9): `[sidecar`"
+    assert (
+        in_one_line("the configuration is wrong:\n  - one\n  - two") == "the configuration is wrong: one; two"
+    )

@@ -41,7 +41,7 @@ _UNMEASURED: Final = {
 _HINTS: Final = {
     Loss.HELD_BYTES: "raise sidecar.max_held_bytes, or sample less",
     Loss.TRUNCATED: "a peer closed the connection during them; check that the server at sidecar.backend answers",
-    Loss.CAPTURE_DOWN: "the capture process of the sidecar does not run: see the sidecar's log",
+    Loss.CAPTURE_DOWN: "the capture process of the sidecar was down: the sidecar's log says since when, and why",
     Loss.CAPTURE_BEHIND: "the capture process is too slow: sample less, or give the sidecar more processor time",
     Loss.ERROR_STATUS: "the model's server answered with errors",
     Loss.DECODE: "the sidecar's log at level DEBUG says why requests or answers cannot be decoded",
@@ -107,6 +107,8 @@ class StatusFacts(msgspec.Struct, frozen=True, kw_only=True):
         The processes of `quantdrift up`, by name.
     up_missing
         The data directory, if no `quantdrift up` runs with it; else empty.
+    full_disk
+        The data directory, if its file system has no room; else empty.
     missing
         Files of references that do not exist on this machine, by model.
     config_problem
@@ -127,6 +129,7 @@ class StatusFacts(msgspec.Struct, frozen=True, kw_only=True):
     ports: dict[str, Port] = {}
     processes: dict[str, PartState] = {}
     up_missing: str = ""
+    full_disk: str = ""
     missing: dict[str, tuple[str, ...]] = {}
     config_problem: str = ""
     digest: str = ""
@@ -162,7 +165,7 @@ def notes(config: Config, facts: StatusFacts) -> tuple[str, ...]:
         f"the {role} does not answer at {facts.ports[role].address} ({role}.admin), and {sign}: it runs elsewhere, or has"
         " another address"
         for role, sign in signs(config, facts).items()
-        if sign and _is_silent(facts, role)
+        if sign and _is_silent(facts, role) and not _is_to_come(facts, role)
     ]
     lines += [
         f"the {role} at {port.address} answers, but is not ready: see its log"
@@ -213,6 +216,11 @@ def _is_silent(facts: StatusFacts, role: str) -> bool:
     return port is not None and not port.answers
 
 
+def _is_to_come(facts: StatusFacts, role: str) -> bool:
+    """Return whether `quantdrift up` has not come to starting a part: something before it does not work yet."""
+    return role not in facts.processes and any(not state.works for state in facts.processes.values())
+
+
 def signs(config: Config, facts: StatusFacts) -> dict[str, str]:
     """Return by what else than its port each role is known to work; nothing where it is not known."""
     signed = dict.fromkeys(_ROLES, "")
@@ -241,7 +249,9 @@ def _unseen(config: Config, facts: StatusFacts) -> Iterator[str]:
     }
     sign_of = {"shadow": "none reads from NATS", "monitor": "none leads"}
     for role, sign in sign_of.items():
-        if _is_silent(facts, role) and not (signed[role] or is_said[role] or _is_down(facts, role)):
+        if _is_silent(facts, role) and not (
+            signed[role] or is_said[role] or _is_down(facts, role) or _is_to_come(facts, role)
+        ):
             yield (
                 f"no {role} answers at {facts.ports[role].address} ({role}.admin), and {sign}: start `quantdrift {role}`"
             )
@@ -288,6 +298,8 @@ def _lowered(facts: StatusFacts) -> str:
 def _parts(config: Config, facts: StatusFacts) -> Iterator[str]:
     if facts.up_missing:
         yield f"no `quantdrift up` runs with the data directory {facts.up_missing}: start it"
+    if facts.full_disk:
+        yield f"the disk of {facts.full_disk} is full, so that NATS and Postgres store nothing: free some of it"
     for name, state in facts.processes.items():
         if not state.works:
             down = f" since {state.since:%H:%M:%S} UTC" if state.since else ""

@@ -119,13 +119,18 @@ def steps(config: Config, facts: StatusFacts) -> tuple[Step, ...]:
     )
 
 
-def guide(taken: tuple[Step, ...]) -> Iterator[tuple[str, str]]:
+def guide(taken: tuple[Step, ...], facts: StatusFacts) -> Iterator[tuple[str, str]]:
     """Yield the steps as rows, as long as there is no verdict yet: whether each is done, and its text."""
-    if next(step.is_done for step in taken if step.name == "verdict"):
+    if next(step.is_done for step in taken if step.name == "verdict") or _has_worked(facts):
         return
     following = next(step.name for step in taken if not step.is_done)
     for step in taken:
         yield "done" if step.is_done else "next" if step.name == following else "then", step.text
+
+
+def _has_worked(facts: StatusFacts) -> bool:
+    """Return whether the database, which knows of verdicts, is away from parts that have worked: nothing begins here."""
+    return facts.flow is None and any(any(port.counts.values()) for port in facts.ports.values())
 
 
 def _configured(config: Config) -> Step:

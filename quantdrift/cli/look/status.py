@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from quantdrift.core.process.kept_config import KEPT, load_or_kept
 from quantdrift.core.process.states import STATES, PartState, read_states, up_runs
 from quantdrift.core.records import UNANSWERED
 from quantdrift.core.sampling.pause import KEY, Pause, PauseError, decode
-from quantdrift.core.text import columns
+from quantdrift.core.text import columns, in_one_line
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import period
 from quantdrift.facts.status import RANK, said
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _PORT_S: Final = 2.0
 _DATABASE_S: Final = 40.0
+_LEAST_FREE_BYTES: Final = 4 << 20
 _REPLAYS_S: Final = 5.0
 _WATCH_S: Final = 2.0
 _WIDTH: Final = 10
@@ -157,10 +159,17 @@ async def _gathered(
         ports=ports,
         processes=processes,
         up_missing=str(data) if runs is False else "",
+        full_disk=str(data) if runs and data is not None and _is_full(data) else "",
         missing=missing_files(config),
-        config_problem=refusal.replace(":\n  - ", ": ").replace("\n  - ", "; ").replace("\n", ". "),
+        config_problem=in_one_line(refusal),
         digest=shared_digest(config),
     )
+
+
+def _is_full(directory: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(directory).free < _LEAST_FREE_BYTES
+    return False
 
 
 def missing_files(config: Config) -> dict[str, tuple[str, ...]]:
@@ -359,7 +368,7 @@ def _not_accounted_for(facts: StatusFacts, model: str | None = None) -> int | No
 def shown(config: Config, facts: StatusFacts, found: tuple[str, ...]) -> str:
     """Return the status as text: what blocks first, then the parts, then a table for each model."""
     lines = [*_head_lines(found, notes(config, facts)), ""]
-    if rows_of_guide := [*guide(steps(config, facts))]:
+    if rows_of_guide := [*guide(steps(config, facts), facts)]:
         lines += ["To a first verdict:", *(f"  {state}  {text}" for state, text in rows_of_guide), ""]
     lines += _part_lines(facts)
     rows: list[tuple[str, ...]] = []

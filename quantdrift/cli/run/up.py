@@ -49,7 +49,7 @@ from quantdrift.core.process.nats_server import ENCRYPTION, make_encryption, ser
 from quantdrift.core.process.run import GRACE_S, Stop, supervise
 from quantdrift.core.process.states import STATES, STATES_FILE, PartState, read_states, up_runs
 from quantdrift.core.stream.rights import NatsRole
-from quantdrift.core.text import plain
+from quantdrift.core.text import in_one_line, plain
 from quantdrift.sidecar.state.config import FileWatch, merge
 
 _LOG = logging.getLogger(__name__)
@@ -507,8 +507,10 @@ class _UpSupervisor:
                 "operator",
                 "page",
             ):  # of an earlier start, at another port
-                with contextlib.suppress(OSError):
-                    (self._data / address_file(role)).unlink()
+                with contextlib.suppress(OSError, ValueError):
+                    path = self._data / address_file(role)
+                    if urlsplit(path.read_text("utf-8").strip()).port != urlsplit(report.address).port:
+                        path.unlink()
             self._dsn.set_result(report.address)
 
     def _role(self, name: str) -> _Process:
@@ -581,7 +583,8 @@ class _UpSupervisor:
             except OperatorError as error:
                 if "sidecar" not in self._names:  # it says so itself
                     _LOG.error(
-                        "the changed configuration is refused, the previous one stays in effect: %s", error
+                        "the changed configuration is refused, the previous one stays in effect: %s",
+                        in_one_line(str(error)),
                     )
                 continue
             if config is not None:
@@ -678,7 +681,7 @@ class _UpSupervisor:
     async def _watch(self) -> None:
         """Check which processes are ready, and print the addresses once all of them are."""
         urls: dict[str, str] = {}
-        is_up = is_shown = False
+        is_up = False
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client:
             while True:
                 for name, role in list(self._roles.items()):
@@ -687,9 +690,6 @@ class _UpSupervisor:
                     if not role.is_up and name in urls and await self._is_ready(client, urls[name]):
                         role.mark_up()
                         role.child.final = None  # its configuration works: a restart can solve later failures
-                        if name == _PAGE and not is_shown:
-                            is_shown = True
-                            _say(f"the live page is at {self._config.web.url or urls[_PAGE]}".encode())
                 self._write_states()
                 if not is_up and all(name in self._roles and self._roles[name].is_up for name in self._names):
                     is_up = True

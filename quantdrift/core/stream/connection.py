@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -197,6 +198,8 @@ def durable_name(subject: str) -> str:
 __all__ = ["Delivery", "Kind", "Queue", "StreamFullError", "TooLargeError"]
 
 _LOG = logging.getLogger(__name__)
+# A process has several connections, which are lost together: that NATS is back is said once, by the last of them.
+_AWAY: "weakref.WeakSet[Queue]" = weakref.WeakSet()
 
 Kind = Literal["exchange", "tally", "exemplar"]
 
@@ -475,6 +478,7 @@ class Queue:
     async def close(self) -> None:
         """Disconnect."""
         self._closed = True
+        _AWAY.discard(self)
         with contextlib.suppress(OSError):  # the server has just ended the connection
             await self._client.close()
 
@@ -547,12 +551,15 @@ class Queue:
         async def lost() -> None:
             self._back.clear()
             if not client.is_closed:
+                _AWAY.add(self)
                 _LOG.warning("lost the connection to NATS at %s: reconnecting", self._stream.address)
 
         async def back() -> None:
             self._connected_again()
             logged.clear()
-            _LOG.info("connected to NATS again")
+            _AWAY.discard(self)
+            if not _AWAY:
+                _LOG.info("connected to NATS again")
 
         try:
             await within(

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from quantdrift.core.clock import Clock
+from quantdrift.core.clock import Clock, is_due
 from quantdrift.core.clusters import (
     CLUSTER_KEY,
     ENOUGH_VECTORS,
@@ -93,8 +93,7 @@ class ClusterFits:
             As `refit_due`.
         """
         now = self._clock.now()
-        checked_recently = self._looked_at is not None and now - self._looked_at < LOOK_EVERY
-        if self._leads() and not checked_recently:
+        if self._leads() and is_due(self._looked_at, LOOK_EVERY, now):
             self._looked_at = now  # set first: after an error the database must not be read in a tight loop
             try:
                 await asyncio.to_thread(self._in_thread, now)

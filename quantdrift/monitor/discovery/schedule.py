@@ -79,7 +79,7 @@ class Discoverer:
         if self._due_at is None:
             last = await last_searched(self._database)
             self._due_at = last + self._every() if last else now
-        return now >= self._due_at
+        return now >= self._due_at or self._due_at - now > self._every()  # or the clock was set back
 
     async def _round(self) -> None:
         begun_s, now = self._clock.monotonic_s(), self._clock.now()

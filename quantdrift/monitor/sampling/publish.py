@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from quantdrift.core.clock import Clock
+from quantdrift.core.clock import Clock, is_due
 from quantdrift.core.config.schema import Config
 from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.records import Policy
@@ -187,7 +187,7 @@ class PolicyMaker:
             every_s = POLICY_S
             if surged(self._evidence, evidence):
                 every_s *= _SOONER
-            if now < self._made_at + timedelta(seconds=every_s):
+            if not is_due(self._made_at, timedelta(seconds=every_s), now):
                 return
         traffic = await read_traffic(
             self._database,
@@ -222,11 +222,8 @@ class PolicyMaker:
         policy = msgspec.structs.replace(policy, epoch=name_of(policy))
         valid_s, published = POLICY_VALID_S, self._published_message
         changed = published is None or published.policy != policy or published.lag_factor != factor
-        if (
-            not changed
-            and published is not None
-            and now < published.issued_at + timedelta(seconds=valid_s / 2)
-        ):
+        issued_at = None if published is None else published.issued_at
+        if not changed and not is_due(issued_at, timedelta(seconds=valid_s / 2), now):
             return
         message = PolicyMessage(policy=policy, issued_at=now, valid_s=valid_s, lag_factor=factor)
         if self._summary is not None:

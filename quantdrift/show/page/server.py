@@ -63,7 +63,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
             raise OperatorError(
                 f"web.listen {config.web.listen} cannot be opened: {why}. Set web.listen to a free address"
             ) from error
-        _LOG.info("the page is served at %s, port %d", config.web.url or f"http://{address.dialled}", number)
+        _LOG.info("the live page is at %s, port %d", config.web.url or f"http://{address.dialled}", number)
         try:
             await stop.wait()
         finally:
