@@ -10,6 +10,7 @@
   of two others: share that passes. `routed_false_pass`: the same with as many flips in the slice as the budget allows.
 """
 
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,6 +79,8 @@ def _shapes(scale: Strangers, folder: Path) -> dict[str, float]:
             quantise(reference, candidate, pages().learnable, **form)
             named = _named(candidate, reference, seed=1)
             refused.append(named is None)
+            if named is None:
+                print(f"refused: the sound {shape}, {form}", file=sys.stderr)
         images = drawn(pages().held_out, _PAGES, np.random.default_rng(2))
         patient = Patient(reference, candidate, images, folder)
         for seed in range(scale.faults):
@@ -87,10 +90,15 @@ def _shapes(scale: Strangers, folder: Path) -> dict[str, float]:
             site = named[0] if named else None
             first.append(site == fault.site)
             false.append(site not in {None, fault.site})
+            if not first[-1]:
+                print(f"missed in the {shape}, seed {seed}: {fault}, named {named}", file=sys.stderr)
         for seed in range(scale.checkpoints):
             earlier = _earlier(reference, folder / "earlier.onnx", np.random.default_rng(seed))
             quantise(earlier, folder / "stale.onnx", pages().learnable)
-            false.append(bool(_named(folder / "stale.onnx", reference, seed=seed)))
+            named = _named(folder / "stale.onnx", reference, seed=seed)
+            false.append(bool(named))
+            if named:
+                print(f"another checkpoint of the {shape}, seed {seed}, named {named}", file=sys.stderr)
     return {
         "refused_ordinary": float(np.mean(refused)),
         "culprit_first_shapes": float(np.mean(first)),
@@ -191,6 +199,8 @@ def _moved(n: int, folder: Path) -> dict[str, float]:
             (measured,) = _measured(case)
             shown = any(change.after > change.before for change in measured.cut.values())
             unsaid.append(measured.result is not RepairOutcome.MOVES and not shown)
+            if unsaid[-1]:
+                print(f"moved unsaid, seed {seed}: {before.mean()} to {after.mean()}", file=sys.stderr)
     return {
         "moved_damage": float(len(unsaid)),
         "moved_damage_unsaid": float(np.mean(unsaid)) if unsaid else 0.0,
