@@ -20,6 +20,7 @@ spoiled until at least 5 % of the answers change. Then, as `quantdrift diagnose`
   how long the diagnosis took; `transformer_ort_restored`: the six with the smallest ratios of signal to noise. Not with `--quick`.
 - `refused_ordinary`, `culprit_first_shapes`, `false_cause`, `moved_damage_unsaid`, `sound_repairs_passing`, `routed_false_pass`: other networks,
   other checkpoints, and what a repair must not do; see `strangers`.
+- `culprit_first_kinds`, `accused_kinds`, `refused_kinds`: weights in blocks, dynamic INT8 and FP16; see `kinds`.
 - `gate_*`: the false passes of `quantdrift gate`, and how many samples it needs; see `gates`.
 """
 
@@ -38,6 +39,8 @@ import numpy as np
 from benchmarks.repair.demo import Reader
 from benchmarks.repair.faults import Fault, Patient
 from benchmarks.repair.gates import gate_figures
+from benchmarks.repair.kinds import QUICK as QUICK_KINDS
+from benchmarks.repair.kinds import Kinds, kind_figures
 from benchmarks.repair.network import INPUT, OUTPUT, drawn, pages, quantise, write
 from benchmarks.repair.peers import best_group, groups, ratios
 from benchmarks.repair.strangers import QUICK as QUICK_STRANGERS
@@ -224,6 +227,10 @@ def _strangers(scale: Scale, folder: Path) -> dict[str, float]:
     return stranger_figures(QUICK_STRANGERS if scale is QUICK else Strangers(), folder)
 
 
+def _kinds(scale: Scale, folder: Path) -> dict[str, float]:
+    return kind_figures(QUICK_KINDS if scale is QUICK else Kinds(), folder)
+
+
 def _gates(scale: Scale, folder: Path) -> dict[str, float]:
     del folder
     return {goal.name: float(goal.value) for goal in gate_figures(quick=scale is QUICK).goals()}
@@ -236,6 +243,7 @@ PARTS: Final[dict[str, Callable[[Scale, Path], dict[str, float]]]] = {
     "pairs": _pairs,
     "sound": _sound,
     "strangers": _strangers,
+    "kinds": _kinds,
     "transformer": _transformer,
     "gates": _gates,
 }
@@ -263,7 +271,10 @@ def main() -> None:
             ("culprit_first_digits", 1.0, "share", False),
             ("culprit_first_decoy", 1.0, "share", False),
             ("culprit_first_shapes", 1.0, "share", False),
-            ("both_of_two", 1.0, "share", False),
+            ("culprit_first_kinds", 1.0, "share", False),
+            ("accused_kinds", 0.05, "share", True),
+            ("refused_kinds", 0.0, "share", True),
+            ("both_of_two", 0.9, "share", False),
             ("false_cause", 0.0, "share", True),
             ("refused_ordinary", 0.0, "share", True),
             ("moved_damage_unsaid", 0.0, "share", True),

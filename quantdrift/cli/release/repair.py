@@ -22,7 +22,7 @@ _KINDS: Final = tuple(kind.value for kind in RepairKind)
     "--candidate",
     type=FILE,
     required=True,
-    help="The quantised model that serves: an ONNX file in QDQ form, or of decision trees.",
+    help="The quantised model that serves: an ONNX file (QDQ, weights in blocks, dynamic INT8, FP16, BF16, decision trees).",
 )
 @click.option(
     "--inputs",

@@ -43,12 +43,14 @@ from quantdrift.facts.gate import Decision, Kind, Outcome
 from quantdrift.facts.repairs import FlipChange, MeasuredRepair, NotBuilt, Repair, RepairKind, RepairOutcome
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.release.diagnose.blame import Compare
+from quantdrift.release.diagnose.copies import changed
 from quantdrift.release.diagnose.samples import Recording, thinned
 from quantdrift.release.gate.judge import Asked, Observed, judge
 from quantdrift.release.gate.observations import united
+from quantdrift.release.halves import HalfCopy
 from quantdrift.release.repair.edits import CandidateEdits, quantised_range
-from quantdrift.release.sites import SwitchableCopy, outputs_of, session_of
-from quantdrift.release.trees import TreeCopy
+from quantdrift.release.sites import SiteKind, SwitchableCopy
+from quantdrift.release.trees import OnnxCopy, TreeCopy
 
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 MOST_OF_SLICE: Final = 64
@@ -96,7 +98,7 @@ class Workbench:
 
     def __init__(
         self,
-        copy: SwitchableCopy | TreeCopy,
+        copy: OnnxCopy,
         compare: Compare,
         *,
         candidate: Path,
@@ -119,7 +121,7 @@ class Workbench:
         self._work = work
         self._fresh = fresh
         self._rng = rng
-        self._edits = copy if isinstance(copy, TreeCopy) else CandidateEdits(candidate, reference)
+        self._edits = CandidateEdits(candidate, reference) if isinstance(copy, SwitchableCopy) else copy
         self._inside: BoolArray = np.isin(fresh, recording.inside)
         self._of_slice = np.intersect1d(work, recording.inside)
 
@@ -178,11 +180,11 @@ class Workbench:
         runs: dict[bytes, _Run] = {b"": self._copy.expected}
         for repair in repairs:
             if repair.model not in runs:
-                runs[repair.model] = self._run(repair)
+                runs[repair.model] = self._copy.runner(repair.model)
         taken = self._taken(self._fresh)
         expected = self._copy.expected(taken)
         before = self._flips(self._copy.served(taken), expected)
-        served_s, *times = self._times([self._copy.served, *runs.values()])
+        served_s, *times = self._times(self._clocked(runs))
         of_model = dict(zip(runs, times, strict=True))
         size, reference_size = (path.stat().st_size for path in (self._candidate, self._reference))
         share = self._share
@@ -249,8 +251,8 @@ class Workbench:
 
     def _uncalibrated(self, found: Diagnosis) -> str:
         """Return why calibration cannot help; empty: it may."""
-        if isinstance(self._copy, TreeCopy):
-            return "decision trees have no activation ranges that could be calibrated"
+        if why := _without_ranges(self._copy):
+            return why
         if found.blamed and all(blamed.cause is Cause.WEIGHTS for blamed in found.blamed):
             return "the damage is in weights, and calibration changes activation ranges only"
         if len(self._of_slice) < FEWEST_OF_SLICE:
@@ -292,7 +294,7 @@ class Workbench:
             for ranges in self._copy.ranges(self._taken(rows), kept)
         ]
         models = [self._edits.with_ranges(ranges).SerializeToString() for ranges in every]
-        flips = [self._flips_of(model, kind, sides) for model in models] if len(models) > 1 else []
+        flips = [self._flips_of(model, sides) for model in models] if len(models) > 1 else []
         best = int(np.argmin(flips)) if flips else 0
         return Repair(
             kind=kind,
@@ -349,16 +351,14 @@ class Workbench:
             worst = np.maximum(worst, np.square(cut).mean(axis=1) / (float(site.scale) ** 2 / 12))
         return worst
 
-    def _flips_of(self, model: bytes, kind: RepairKind, sides: Sequence[IntArray]) -> float:
+    def _flips_of(self, model: bytes, sides: Sequence[IntArray]) -> float:
         """Return the share of flips on some items of the slice, or on some others where it is larger: a repair must not damage them."""
-        session = session_of(model, kind.value, 1)
+        run = self._copy.runner(model)
         shares = []
         for rows in sides:
             if len(rows):
                 taken = self._taken(rows)
-                flips = self._flips(
-                    outputs_of(session, self._copy.outputs, taken), self._copy.expected(taken)
-                )
+                flips = self._flips(run(taken), self._copy.expected(taken))
                 shares.append(float(np.nan_to_num(flips).mean()))
         return max(shares)
 
@@ -366,8 +366,9 @@ class Workbench:
         return {name: array[rows] for name, array in self._inputs.items()}
 
     def _flips(self, outputs: Mapping[str, Array], expected: Mapping[str, Array]) -> FloatArray:
-        flips: FloatArray = self._compare(outputs, expected).flip
-        return flips
+        """Return which answers change : (items,), 1 or 0; NaN: the comparator does not say."""
+        found = self._compare(outputs, expected)
+        return np.where(changed(found), 1.0, found.flip)
 
     def _judged(self, before: FloatArray, after: FloatArray) -> Observed:
         """Return the fresh items with their flips, as the gate takes them."""
@@ -385,9 +386,12 @@ class Workbench:
             members={name: rows[rows >= 0] for name, rows in members.items()},
         )
 
-    def _run(self, repair: Repair) -> _Run:
-        session = session_of(repair.model, repair.kind.value, 1)
-        return lambda inputs: outputs_of(session, self._copy.outputs, inputs)
+    def _clocked(self, runs: Mapping[bytes, _Run]) -> list[_Run]:
+        """Return what computes the candidate and each model as a server on this machine does."""
+        if not isinstance(self._copy, HalfCopy):
+            return [self._copy.served, *runs.values()]
+        kernels = [self._copy.expected if not model else self._copy.kernels(model) for model in runs]
+        return [self._copy.kernels(b""), *kernels]
 
     def _times(self, runs: Sequence[_Run]) -> list[float]:
         """Return the processor time of a batch of each model, in seconds: the median of rounds in which all run in turn."""
@@ -423,6 +427,20 @@ def halves(recording: Recording, slice_name: str, rng: Generator) -> tuple[IntAr
             if first[here].sum() >= FEWEST_ITEMS:
                 break
     return np.flatnonzero(first[of_item]), np.intersect1d(np.flatnonzero(~first[of_item]), fair)
+
+
+def _without_ranges(copy: OnnxCopy) -> str:
+    """Return why a candidate has no range that could be calibrated; empty: it has."""
+    if isinstance(copy, TreeCopy):
+        return "decision trees have no activation ranges that could be calibrated"
+    if isinstance(copy, HalfCopy):
+        return f"numbers in {copy.kind} have no ranges that could be calibrated"
+    ranges = [site for site in copy.sites if site.kind is SiteKind.ACTIVATION]
+    if not ranges:
+        return "no activation is quantised, so there is no range that could be calibrated"
+    if all(site.is_dynamic for site in ranges):
+        return "its ranges are found while it runs, so there is nothing to calibrate"
+    return ""
 
 
 def _changes(items: Observed) -> dict[str, FlipChange]:

@@ -151,7 +151,7 @@ def repair(
     alert
         The number of the alert.
     candidate
-        The quantised model that serves: an ONNX file in QDQ form, or of decision trees.
+        The quantised model that serves: an ONNX file (QDQ, weights in blocks, dynamic INT8, FP16, BF16, decision trees).
     out
         A new folder for the repaired models.
     inputs
