@@ -81,7 +81,8 @@ def next_commands(
     if not problem and "cause" not in known:
         commands.append(_diagnose(reference, alert_id, f"{inputs}{more}", build))
     if not problem and not repair_problem(configured, reference) and "repair" not in known:
-        text = f"quantdrift repair {alert_id} --candidate FILE{inputs} --out REPAIRED{more}"
+        factory = "" if reference.runtime is Runtime.ONNX else " --factory MODULE:FUNCTION"
+        text = f"quantdrift repair {alert_id} --candidate FILE{factory}{inputs} --out REPAIRED{more}"
         commands.append(Command(gives="Build repairs", text=text))
     if not gate_problem(configured) and "gate" not in known:
         text = f"quantdrift gate FILE --inputs FOLDER --model={plain(model)} --note={alert_id}{more}"
@@ -144,11 +145,9 @@ def reference_problem(model: Model, reference: Reference) -> str:
 
 def repair_problem(model: Model, reference: Reference) -> str:
     """Return why no repair of a candidate of this reference can be built; empty: one can."""
-    if reference.runtime is Runtime.ONNX:
+    if reference.runtime is Runtime.ONNX or (reference.runtime is Runtime.TORCH and reference.factory):
         return ""
-    return (
-        f"the reference of model `{model.name}` is not an ONNX file, and only ONNX files are repaired. {LEFT}"
-    )
+    return f"the reference of model `{model.name}` is neither an ONNX file nor a factory of PyTorch, and only candidates of these are repaired. {LEFT}"
 
 
 def gate_problem(model: Model) -> str:

@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 import quantdrift
 from benchmarks.repair.faults import Fault, Kind, Patient
@@ -421,6 +422,16 @@ def test_the_faulty_layer_of_a_candidate_in_pytorch_is_named(tmp_path: Path) -> 
     other = _diagnose(folder, *words)
     assert other.returncode == 2
     assert "give the function that makes the candidate" in other.stderr
+    named = ("--factory=tests.quantised.layers:layers", "--out=repaired")
+    repaired = invoked("repair", *words, *named, directory=folder)
+    assert repaired.returncode in {0, 4}, repaired.stdout + repaired.stderr
+    assert "in FP32: W:blocks.1.a" in repaired.stdout
+    assert (
+        "the ranges of a module are set by the function" in repaired.stdout
+        or "the damage is in weights" in repaired.stdout
+    )
+    file = next((folder / "repaired").glob("*-fp32-sites.safetensors"))
+    assert "blocks.1.a.weight" in load_file(file)
 
 
 @pytest.mark.release

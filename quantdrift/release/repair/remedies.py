@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -43,7 +43,7 @@ from quantdrift.facts.gate import Decision, Kind, Outcome
 from quantdrift.facts.repairs import FlipChange, MeasuredRepair, NotBuilt, Repair, RepairKind, RepairOutcome
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.release.diagnose.blame import Compare
-from quantdrift.release.diagnose.copies import changed
+from quantdrift.release.diagnose.copies import RepairableCopy, changed
 from quantdrift.release.diagnose.samples import Recording, thinned
 from quantdrift.release.gate.judge import Asked, Observed, judge
 from quantdrift.release.gate.observations import united
@@ -98,7 +98,7 @@ class Workbench:
 
     def __init__(
         self,
-        copy: OnnxCopy,
+        copy: RepairableCopy,
         compare: Compare,
         *,
         candidate: Path,
@@ -121,7 +121,7 @@ class Workbench:
         self._work = work
         self._fresh = fresh
         self._rng = rng
-        self._edits = CandidateEdits(candidate, reference) if isinstance(copy, SwitchableCopy) else copy
+        self._edits: Any = CandidateEdits(candidate, reference) if isinstance(copy, SwitchableCopy) else copy
         self._inside: BoolArray = np.isin(fresh, recording.inside)
         self._of_slice = np.intersect1d(work, recording.inside)
 
@@ -186,7 +186,7 @@ class Workbench:
         before = self._flips(self._copy.served(taken), expected)
         served_s, *times = self._times(self._clocked(runs))
         of_model = dict(zip(runs, times, strict=True))
-        size, reference_size = (path.stat().st_size for path in (self._candidate, self._reference))
+        size, reference_size = (_n_bytes(path) for path in (self._candidate, self._reference))
         share = self._share
         measured = []
         for repair in repairs:
@@ -222,7 +222,7 @@ class Workbench:
                     worse=worse,
                     is_above=any(change.after > budget for change in flips.values()),
                     time_ratio=share * cost + 1 - share if repair.is_routed else cost,
-                    n_bytes=(len(repair.model) or reference_size) + (size if repair.is_routed else 0),
+                    n_bytes=(len(repair.model) or reference_size) + (size if repair.is_beside else 0),
                     decision=decision,
                     cut=_changes(cut),
                 )
@@ -240,7 +240,13 @@ class Workbench:
             return ""
         if kind is not RepairKind.FP32_SITES:
             return self._uncalibrated(found)
-        return "" if self._named(found) else "no single site is to blame"
+        names = self._named(found)
+        return self._unfillable(names[0]) if names else "no single site is to blame"
+
+    def _unfillable(self, names: Sequence[str]) -> str:
+        """Return why layers of a module cannot get the reference's weights; empty: they can, or it is none."""
+        unfillable: Callable[[Sequence[str]], str] | None = getattr(self._copy, "unfillable", None)
+        return "" if unfillable is None else unfillable(names)
 
     def _named(self, found: Diagnosis) -> list[tuple[str, ...]]:
         """Return the sites to put into FP32: the first named one, the first two, and so on; of trees in which none is named, all."""
@@ -268,11 +274,13 @@ class Workbench:
             return [
                 Repair(
                     kind=kind,
-                    model=self._edits.in_fp32(names).SerializeToString(),
+                    model=_bytes_of(self._edits.in_fp32(names)),
                     is_routed=False,
                     sites=names,
+                    suffix=".onnx" if isinstance(self._copy, OnnxCopy) else ".safetensors",
                 )
                 for names in self._named(found)
+                if not self._unfillable(names)
             ]
         return [self._calibrated(kind)]
 
@@ -429,12 +437,24 @@ def halves(recording: Recording, slice_name: str, rng: Generator) -> tuple[IntAr
     return np.flatnonzero(first[of_item]), np.intersect1d(np.flatnonzero(~first[of_item]), fair)
 
 
-def _without_ranges(copy: OnnxCopy) -> str:
+def _bytes_of(model: Any) -> bytes:
+    return model if isinstance(model, bytes) else bytes(model.SerializeToString())
+
+
+def _n_bytes(path: Path) -> int:
+    """Return the length of a file, or of all in a folder."""
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return sum(each.stat().st_size for each in files)
+
+
+def _without_ranges(copy: RepairableCopy) -> str:
     """Return why a candidate has no range that could be calibrated; empty: it has."""
     if isinstance(copy, TreeCopy):
         return "decision trees have no activation ranges that could be calibrated"
     if isinstance(copy, HalfCopy):
         return f"numbers in {copy.kind} have no ranges that could be calibrated"
+    if not isinstance(copy, SwitchableCopy):
+        return "the ranges of a module are set by the function that makes it: calibrate there"
     ranges = [site for site in copy.sites if site.kind is SiteKind.ACTIVATION]
     if not ranges:
         return "no activation is quantised, so there is no range that could be calibrated"
