@@ -22,7 +22,7 @@ import onnx
 from numpy.random import Generator
 from onnx import numpy_helper
 
-from benchmarks.repair.faults import Fault, Kind, Patient
+from benchmarks.repair.faults import Patient
 from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, quantise, write
 from benchmarks.repair.shapes import Shape, write_shape
 from quantdrift.core.config.schema import OutputKind
@@ -58,7 +58,7 @@ class Strangers(msgspec.Struct, frozen=True, kw_only=True):
 
     faults: int = 12
     checkpoints: int = 6
-    hidden: int = 30
+    hidden: int = 12
     copies: int = 11
 
 
@@ -182,9 +182,12 @@ def _case(
 
 
 def _moved(n: int, folder: Path) -> dict[str, float]:
-    reference, candidate = _residual(folder)
-    patient = Patient(reference, candidate, drawn(pages().held_out, 400, np.random.default_rng(2)), folder)
-    wide = patient.write([Fault(site="A:image", kind=Kind.WIDE, strength=5)])
+    reference, _ = _residual(folder)
+    wide = folder / "wide.onnx"
+    learnable = pages().learnable[:128]
+    quantise(
+        reference, wide, np.concatenate([learnable, _GLARING * learnable])
+    )  # ranges that hold the hidden group
     unsaid = list[bool]()
     for seed in range(n):
         rng = np.random.default_rng(40 + seed)
