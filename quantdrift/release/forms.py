@@ -149,7 +149,7 @@ def _steps(quantise: Any, raw: str, name: str) -> list[Any]:
     """Return the nodes that cut a tensor into blocks along its last dimension, with the step of each block."""
     size, width = (_attribute(quantise, key) for key in ("block_size", "width"))
     more = -width % size
-    constants = {
+    constants: dict[str, Array] = {
         "row": np.array([-1, width], np.int64),
         "block": np.array([-1, 1, size], np.int64),
         "pads": np.array([0, 0, 0, more], np.int64),
@@ -175,7 +175,7 @@ def _steps(quantise: Any, raw: str, name: str) -> list[Any]:
 def _joined(quantise: Any, blocks: str, name: str, output: str) -> list[Any]:
     """Return the nodes that put blocks together again."""
     size, width = (_attribute(quantise, key) for key in ("block_size", "width"))
-    constants = {
+    constants: dict[str, Array] = {
         "padded_row": np.array([-1, width + -width % size], np.int64),
         "first": np.array([0], np.int64),
         "last": np.array([width], np.int64),

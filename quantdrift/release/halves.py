@@ -35,7 +35,7 @@ from quantdrift.release.sites import (
     session_of,
 )
 
-_HALVES: Final = {TensorProto.FLOAT16: "FP16", TensorProto.BFLOAT16: "BF16"}
+_HALVES: Final[dict[int, str]] = {TensorProto.FLOAT16: "FP16", TensorProto.BFLOAT16: "BF16"}
 _MOVES: Final = frozenset(
     {
         *(
@@ -79,9 +79,9 @@ _MOVES: Final = frozenset(
     }
 )
 _CAST: Final = "Cast"
-_MOST: Final = {TensorProto.FLOAT16: 65_504.0, TensorProto.BFLOAT16: 3.39e38}
-_LEAST: Final = {TensorProto.FLOAT16: 2.0**-14, TensorProto.BFLOAT16: 2.0**-126}
-_BITS: Final = {TensorProto.FLOAT16: 10, TensorProto.BFLOAT16: 7}  # of a fraction
+_MOST: Final[dict[int, float]] = {TensorProto.FLOAT16: 65_504.0, TensorProto.BFLOAT16: 3.39e38}
+_LEAST: Final[dict[int, float]] = {TensorProto.FLOAT16: 2.0**-14, TensorProto.BFLOAT16: 2.0**-126}
+_BITS: Final[dict[int, int]] = {TensorProto.FLOAT16: 10, TensorProto.BFLOAT16: 7}  # of a fraction
 _STEP: Final = 16  # items whose values are in memory together
 _SUBGRAPHS: Final = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 

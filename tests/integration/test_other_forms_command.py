@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.repair.kinds import dynamic, in_blocks, inject
 from benchmarks.repair.network import INPUT, OUTPUT, drawn, pages
 from benchmarks.repair.shapes import Shape, write_shape
+from quantdrift.models.tensors.arrays import Array
 from tests.support.commands import invoked
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # minutes on a busy machine
@@ -45,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "faulty.onnx",
     )
     (folder / "site").write_text(site, encoding="utf-8")
-    np.savez(folder / "rec.npz", **{INPUT: images})
+    np.savez(folder / "rec.npz", allow_pickle=False, **{INPUT: images})
     (folder / "config.toml").write_text(CONFIG.format(task=CLASSES), encoding="utf-8")
     return folder
 
@@ -107,7 +108,7 @@ def test_texts_of_different_lengths_are_read_from_files_of_one_length_each(tmp_p
 def _texts(path: Path) -> None:
     """Write a network that averages the rows of a table at tokens that are not masked."""
     rng = np.random.default_rng(1)
-    stored = {
+    stored: dict[str, Array] = {
         "table": rng.normal(0, 1, (50, 16)).astype(np.float32),
         "weight": rng.normal(0, 1, (16, 5)).astype(np.float32),
         "last": np.array([2], np.int64),

@@ -13,6 +13,7 @@ from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, write
 from benchmarks.repair.shapes import Shape, write_shape
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.diagnosis import Cause, WeightsOrigin
+from quantdrift.models.tensors.arrays import Array
 from quantdrift.release.diagnose.blame import diagnose
 from quantdrift.release.diagnose.copies import changed, check, joined
 from quantdrift.release.halves import HalfCopy, is_half
@@ -221,7 +222,7 @@ def _in_bf16(reference: Path, candidate: Path) -> None:
 def _tokens(path: Path) -> None:
     """Write a network that reads six token ids."""
     rng = np.random.default_rng(1)
-    stored = {
+    stored: dict[str, Array] = {
         "table": rng.normal(0, 1, (50, 16)).astype(np.float32),
         "weight": rng.normal(0, 0.3, (96, 5)).astype(np.float32),
         "flat": np.array([-1, 96], np.int64),

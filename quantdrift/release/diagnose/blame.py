@@ -384,12 +384,12 @@ def _checked(
     rounding = 0.0
     # One may be a tie that rounds otherwise, however few items there are.
     if others > 1 and reproduced < AGREEMENT:
-        changed = []
+        counts = []
         for _ in range(_ROUNDINGS):
             factors = 1.0 + _JITTER * rng.integers(-1, 2, len(copy.sites))
-            changed.append(_n_changed(compare(copy.run(inputs, (), factors), own)))
-        rounding = max(changed) / n_items
-        if others > 2 * max(changed):
+            counts.append(_n_changed(compare(copy.run(inputs, (), factors), own)))
+        rounding = max(counts) / n_items
+        if others > 2 * max(counts):
             flips = _n_changed(compare(copy.served(inputs), expected)) / n_items
             at_these = _taken(inputs, np.flatnonzero(changed(by_kernels)))
             _check_kernels(copy, at_these, reproduced=reproduced, rounding=rounding, flips=flips)

@@ -1,6 +1,6 @@
 """What a diagnosis needs of a copy of a candidate whose sites can be switched to FP32."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -74,10 +74,7 @@ class Copy(Protocol):
 
 
 class RepairableCopy(Copy, Protocol):
-    """A copy of a candidate of which repaired ones can be made."""
-
-    def in_fp32(self, names: Collection[str]) -> Any:
-        """Return what has the sites of these names in FP32: an ONNX model, or bytes."""
+    """A copy of a candidate that can compute repaired ones, too."""
 
     def runner(self, model: bytes) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
         """Return what computes a repaired candidate."""
