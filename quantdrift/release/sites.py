@@ -788,7 +788,8 @@ def _weight(graph: Graph, pair: Pair, site: int, reference: ReferenceWeights) ->
     raw = reference.weight(dict.fromkeys((*names, *read)), integers, scale)
     if raw is None:
         return None
-    step, low, high = (scale.along(part, array.ndim) for part in (abs(scale.scale), scale.low, scale.high))
+    width = np.maximum(np.abs(scale.scale), _SMALLEST)  # a block of zeros has a scale of 0
+    step, low, high = (scale.along(part, array.ndim) for part in (width, scale.low, scale.high))
     return Weight(site=site, raw=raw, served=served, axis=scale.axis, step=step, low=low, high=high)
 
 
@@ -887,7 +888,7 @@ class _Edit:
             self._either(number, node, raw, [helper.make_node("Identity", [served], [output])])
             return
         factor = self._factor(number, onnx.TensorProto.FLOAT)
-        step = np.maximum(weight.step, _SMALLEST).astype(np.float32)
+        step = weight.step.astype(np.float32)
         beside = weight.served - (np.rint(weight.raw / step) * step).astype(np.float32)
         steps = self._constant(f"quantdrift.step.{label}", step)
         fixed = self._constant(f"quantdrift.beside.{label}", beside)
