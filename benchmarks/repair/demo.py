@@ -15,7 +15,7 @@ from quantdrift.demo.model import CALIBRATED_ON, CANDIDATE, INPUT, REFERENCE
 from quantdrift.demo.scans import Scanner, Scans
 
 _SEED: Final = 2  # the demo's default
-_CONFIG: Final = Path(__file__).parents[2] / "quantdrift" / "demo" / "config.toml"
+CONFIG: Final = Path(__file__).parents[2] / "quantdrift" / "demo" / "config.toml"
 _LIMIT_S: Final = 600
 
 
@@ -52,7 +52,7 @@ class Reader:
             **{INPUT: np.concatenate([*pages.values()]).astype(np.float32)},
         )
         config = self._folder / "config.toml"
-        config.write_text(_CONFIG.read_text(encoding="utf-8"), encoding="utf-8")
+        config.write_text(CONFIG.read_text(encoding="utf-8"), encoding="utf-8")
         program = "from quantdrift.__main__ import main; main()"
         asked = [
             f"--slice=scanner={Scanner.ARCHIVE.value}",

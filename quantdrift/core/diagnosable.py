@@ -1,7 +1,7 @@
 """What `quantdrift diagnose`, `repair` and `gate` can do for a slice of a model: the commands and who prints them ask here. Pure.
 
-Known are the configuration, the slice and, from the alert, what the model is made of. The file of the candidate is not: whether an ONNX
-file has pairs of QuantizeLinear and DequantizeLinear, only the command that reads it can say.
+Known are the configuration, the slice and, from the alert, what the model is made of. The file of the candidate is not: whether sites of an
+ONNX file can be named, only the command that reads it can say.
 """
 
 from collections.abc import Collection, Sequence
@@ -81,7 +81,8 @@ def next_commands(
     if not problem and "cause" not in known:
         commands.append(_diagnose(reference, alert_id, f"{inputs}{more}", build))
     if not problem and not repair_problem(configured, reference) and "repair" not in known:
-        text = f"quantdrift repair {alert_id} --candidate FILE{inputs} --out REPAIRED{more}"
+        factory = "" if reference.runtime is Runtime.ONNX else " --factory MODULE:FUNCTION"
+        text = f"quantdrift repair {alert_id} --candidate FILE{factory}{inputs} --out REPAIRED{more}"
         commands.append(Command(gives="Build repairs", text=text))
     if not gate_problem(configured) and "gate" not in known:
         text = f"quantdrift gate FILE --inputs FOLDER --model={plain(model)} --note={alert_id}{more}"
@@ -95,7 +96,7 @@ def _diagnose(reference: Reference, alert_id: int, more: str, build: Build | Non
         return Command(gives="Cause", text=text)
     text = f"quantdrift diagnose {alert_id} --candidate FILE{more}"
     return Command(
-        gives="Cause" if build is Build.TREES else "Cause, if the candidate is an ONNX file in QDQ form",
+        gives="Cause" if build is Build.TREES else "Cause, if the candidate is an ONNX file",
         text=text,
     )
 
@@ -127,15 +128,9 @@ def is_told(config: Config, where: Sequence[Predicate]) -> bool:
 
 def task_problem(model: Model) -> str:
     """Return why the outputs of a model cannot be diagnosed; empty: they can."""
-    detection = model.detection
-    several = {
-        Task.GENERATION: True,
-        Task.TENSOR: bool(model.tensor.outputs),
-        Task.DETECTION: any((detection.boxes, detection.scores, detection.classes, detection.count)),
-    }
-    if model.batched and not several.get(model.task, False):
+    if model.batched and model.task is not Task.GENERATION:
         return ""
-    return f"model `{model.name}` with the task `{model.task}` cannot be diagnosed: only models whose one output has a row for each item can"
+    return f"model `{model.name}` with the task `{model.task}` cannot be diagnosed: only models whose outputs have a row for each item can"
 
 
 def reference_problem(model: Model, reference: Reference) -> str:
@@ -150,11 +145,9 @@ def reference_problem(model: Model, reference: Reference) -> str:
 
 def repair_problem(model: Model, reference: Reference) -> str:
     """Return why no repair of a candidate of this reference can be built; empty: one can."""
-    if reference.runtime is Runtime.ONNX:
+    if reference.runtime is Runtime.ONNX or (reference.runtime is Runtime.TORCH and reference.factory):
         return ""
-    return (
-        f"the reference of model `{model.name}` is not an ONNX file, and only ONNX files are repaired. {LEFT}"
-    )
+    return f"the reference of model `{model.name}` is neither an ONNX file nor a factory of PyTorch, and only candidates of these are repaired. {LEFT}"
 
 
 def gate_problem(model: Model) -> str:

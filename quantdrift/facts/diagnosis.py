@@ -99,12 +99,40 @@ class Cause(StrEnum):
     RESOLUTION = "resolution"
     WEIGHTS = "weights"
     LAYER = "layer"
+    PRECISION = "precision"
     THRESHOLDS = "thresholds"
     LEAVES = "leaves"
     SPREAD = "spread"
     NOT_THIS_SLICE = "not this slice"
     INPUT = "input"
     WITHIN_BUDGET = "within budget"
+
+
+class HalfUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How the results of an operator fit into 16 bits, on the damaged exemplars, with everything in FP32.
+
+    Parameters
+    ----------
+    kind
+        `FP16` or `BF16`.
+    bits
+        Bits of a number that are kept.
+    largest
+        The largest absolute value.
+    most
+        The largest number of 16 bits.
+    above
+        Share of values that are larger than that: they become infinite.
+    below
+        Share of values that are smaller than the smallest normal number, and not 0: they lose bits, or become 0.
+    """
+
+    kind: str
+    bits: int
+    largest: float
+    most: float
+    above: float
+    below: float
 
 
 class Blamed(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +143,8 @@ class Blamed(msgspec.Struct, frozen=True, kw_only=True):
     site
         Its name.
     cause
-        Saturation, resolution, weights, or the layer where the last two cannot be told apart; of decision trees thresholds or leaves.
+        Saturation, resolution, weights, or the layer where the last two cannot be told apart; the precision of 16 bits; of decision trees
+        thresholds or leaves.
     restores
         Share of the loss of the exemplars that it restores on the halves on which it was not chosen, with the sites before it in FP32.
     placebo
@@ -147,6 +176,12 @@ class Blamed(msgspec.Struct, frozen=True, kw_only=True):
         Share of multiplications that read it, and run in FP32 with it; None: unknown.
     values
         Of decision trees, how thresholds or leaves differ; None: it is another kind of site.
+    is_dynamic
+        Whether a range is found while it runs, so that nothing can be calibrated.
+    block_size
+        Values of a weight that share a scale; 0: it is not in blocks.
+    half
+        Of an operator in 16 bits, how its results fit into these; None: it is another kind of site.
     """
 
     site: str
@@ -170,6 +205,9 @@ class Blamed(msgspec.Struct, frozen=True, kw_only=True):
     is_by_channel: bool | None = None
     cost: float | None = None
     values: OffValues | None = None
+    is_dynamic: bool = False
+    block_size: int = 0
+    half: HalfUse | None = None
 
 
 class Clipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,6 +300,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         Of the copy in FP32 from the reference, relative to its largest output.
     unmatched
         Weights that the reference does not have: they stay quantised.
+    emulated
+        `FP16` or `BF16`: the copy stands for the candidate. Empty: the candidate was computed, too.
     """
 
     verdict: DiagnosisVerdict
@@ -288,6 +328,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     n_tensors: int = 0
     difference: float
     unmatched: tuple[str, ...]
+    emulated: str = ""
 
     @property
     def is_of_trees(self) -> bool:

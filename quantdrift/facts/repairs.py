@@ -45,7 +45,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     kind
         What is changed.
     model
-        The ONNX file that it adds; empty: the reference is used.
+        The file that it adds: an ONNX model, or weights of layers of a module; empty: the reference is used.
     is_routed
         Only the slice is served by it, and the candidate serves the rest.
     sites
@@ -58,6 +58,8 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
         Shares that were tried, each with the share of flips by which one was chosen; empty: there were too few items left to choose by.
     ranges
         The smallest and the largest value that each of its new ranges represents, by the name of the site.
+    suffix
+        Of the file: `.onnx`, or `.safetensors` for weights of layers.
     """
 
     kind: RepairKind
@@ -68,10 +70,16 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     kept: float = 1.0
     tried: tuple[tuple[float, float], ...] = ()
     ranges: dict[str, tuple[float, float]] = {}
+    suffix: str = ".onnx"
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the candidate stays in memory beside its file."""
+        return self.is_routed or (bool(self.model) and self.suffix != ".onnx")
 
     def file(self, number: int) -> str:
         """Return the name of its file, as the repair of this number."""
-        return f"{number}-{self.kind.value}.onnx"
+        return f"{number}-{self.kind.value}{self.suffix}"
 
 
 class FlipChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,10 @@ from quantdrift.models.tensors.arrays import TensorSpec
 
 _PAIRS: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _BLOCKS: Final = frozenset({"MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized"})
+_WITHOUT_SITES: Final = (
+    *("DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "GatherBlockQuantized", "MatMulBnb4", "MatMulFpQ4"),
+    *("MatMulIntegerToFloat", "QAttention", "QEmbed", "QGemm", "QLinear", "QMoE", "QOrdered"),
+)
 _SCALED: Final = frozenset(
     {"Clip", "Max", "Expand", "Add", "Identity", "Cast", "Reshape", "Unsqueeze", "Sqrt"}
 )
@@ -45,6 +49,8 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
         Whether it may be a reference.
     is_trees
         Whether it is made of decision trees.
+    has_sites
+        Whether a diagnosis can name layers: pairs, weights in blocks, dynamic INT8, or 16 bits.
     """
 
     path: Path
@@ -57,6 +63,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     is_full_precision: bool
     is_trees: bool
+    has_sites: bool
 
 
 def read_model_file(path: Path) -> ModelFile:
@@ -89,6 +96,7 @@ def read_model_file(path: Path) -> ModelFile:
         precision=_precision(operators, reduced),
         is_full_precision=not reduced,
         is_trees=any(operator.startswith("TreeEnsemble") for operator in operators),
+        has_sites=bool(reduced) and not any(operator.startswith(_WITHOUT_SITES) for operator in operators),
     )
 
 

@@ -114,6 +114,7 @@ def _opened(reference: Reference, name: str) -> OpenedReference:
             precision=runtime.artefact.precision,
             is_full_precision=True,
             is_trees=False,
+            has_sites=False,
         )
         return OpenedReference(reference=reference, name=name, file=file, rows=_rows(runtime))
 

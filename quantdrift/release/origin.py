@@ -80,7 +80,12 @@ class Origins(msgspec.Struct, frozen=True, kw_only=True):
 def origins_of(weights: Sequence[Weight]) -> Origins:
     """Return what the weights of a candidate are, by those of the reference."""
     compared = [weight for weight in weights if weight.step is not None and weight.raw.size]
-    off = tuple(off_tensor for weight in compared if (off_tensor := _off(weight)) is not None)
+    of_matrices = {weight.site for weight in weights if weight.raw.ndim > 1}
+    off = tuple(
+        tensor
+        for weight in compared
+        if (tensor := _off(weight, is_bias=weight.site in of_matrices)) is not None
+    )
     origin = WeightsOrigin.ROUNDED
     if off:
         origin = WeightsOrigin.FAULTS
@@ -154,8 +159,8 @@ def check_origin(candidate: Path, reference: Reference, *, remedy: str = "") -> 
     return [f"{candidate}: {fault.site}: {fault_words(fault.tensor)}" for fault in faults]
 
 
-def _off(weight: Weight) -> OffTensor | None:
-    """Return how a weight differs by more than rounding; None: it does not."""
+def _off(weight: Weight, *, is_bias: bool) -> OffTensor | None:
+    """Return how a weight differs by more than rounding; None: it does not. One with a single dimension is a bias, or a constant."""
     assert weight.step is not None
     error, step = _error(weight), np.broadcast_to(weight.step, weight.raw.shape)
     slack = _LAST_PLACES * np.abs(weight.raw)
@@ -163,13 +168,13 @@ def _off(weight: Weight) -> OffTensor | None:
     if not off.any():
         return None
     share = float(off.mean())
-    by_channel = np.array([side.any() for side in np.moveaxis(off, weight.axis or 0, 0)])
+    by_channel = np.array([side.any() for side in np.moveaxis(np.atleast_1d(off), weight.axis or 0, 0)])
     channels: tuple[int, ...] = ()
     fault = WeightFault.VALUES
     steps = error / step
     middle = float(np.median(steps))
     if weight.raw.ndim < 2:
-        fault = WeightFault.BIAS
+        fault = WeightFault.BIAS if is_bias else WeightFault.VALUES
     elif abs(middle) > _ROUNDED and (np.abs(steps - middle) <= _ROUNDED).mean() > _CONSTANT:
         fault = WeightFault.SHIFT
     elif by_channel.mean() <= _FEW_CHANNELS:

@@ -1,6 +1,7 @@
-"""Sites of an ONNX candidate in QDQ form, and a copy of it in which each site can be switched to FP32.
+"""Sites of a quantised ONNX candidate, and a copy of it in which each site can be switched to FP32.
 
-A QDQ graph computes in floating point between pairs of QuantizeLinear and DequantizeLinear. A **site** is one decision that
+A graph in QDQ form computes in floating point between pairs of QuantizeLinear and DequantizeLinear; other forms are written as such pairs first
+(`forms`). A **site** is one decision that
 the quantiser made: an activation range (`A:`, all pairs that share a scale) or the weight and bias of a node (`W:`).
 
 The copy (`SwitchableCopy`) takes one boolean for each site and computes in its place either the raw value or the dequantised one
@@ -10,7 +11,7 @@ compute the reference, with all off what the integer kernels compute from the ca
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -29,33 +30,54 @@ from quantdrift.facts.diagnosis import OffValues
 from quantdrift.models.runtimes.onnx.precision import check_external
 from quantdrift.models.runtimes.onnx.session import ERRORS
 from quantdrift.models.tensors.arrays import Array
+from quantdrift.release.forms import (
+    DYNAMIC,
+    QUANTISES,
+    in_steps,
+    name_of,
+    range_of,
+    rounded,
+    written_as_pairs,
+)
+from quantdrift.release.scales import Scale, dequantised
 
 _QUANTISE: Final = "QuantizeLinear"
 _DEQUANTISE: Final = "DequantizeLinear"
+_PRODUCTS: Final = frozenset({"Conv", "Gemm", "MatMul"})
 _RECTIFIERS: Final = frozenset({"Relu", "Clip"})
-_OF_QDQ: Final = frozenset(
-    {"QAttention", "QGemm"}
-)  # and what begins with QLinear: made of pairs that a file could keep
-_IN_BLOCKS: Final = frozenset({"MatMulBnb4", "MatMulNBits"})
-_DYNAMIC: Final = frozenset(
-    {"ConvInteger", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat"}
+_UNREAD: Final = frozenset(
+    {
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "GatherBlockQuantized",
+        "MatMulBnb4",
+        "MatMulFpQ4",
+        "MatMulIntegerToFloat",
+        "QAttention",
+    }
 )
 _LEAVE_OUT: Final = (
     "no site of such a file can be named. Quantise it again without some of its layers (nodes_to_exclude), and compare the files with"
     " `quantdrift gate`; until then serve the slice by the reference, or roll the candidate back"
 )
 _SUFFIXES: Final = (
+    "_DQ_Q4",
+    "_Q2",
+    "_Q4",
+    "_Q8",
     "_quantized",
     "_QuantizeLinear_Input",
     "_DequantizeLinear_Output",
     "_DequantizeLinear_Output_1",
 )
-_SWITCHES: Final = "quantdrift.switches"
-_FACTORS: Final = "quantdrift.factors"
+SWITCHES: Final = "quantdrift.switches"
+FACTORS: Final = "quantdrift.factors"
 _RAW: Final = "quantdrift.raw."
 _SAME_INTEGERS: Final = 0.99  # of a weight, to be matched by value: rounding ties differ between tools
 _FATAL: Final = 4
 _UNFOLDED: tuple[type[Exception], ...] = (*ERRORS, OSError)
+_HALVES: Final = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+_SMALLEST: Final = 1e-30  # a step
 _STEP: Final = 16  # items whose activations are in memory together
 _BINS: Final = 16_384  # of a histogram: an outlier of a thousand times the other values leaves them sixteen
 
@@ -68,38 +90,6 @@ class SiteKind(StrEnum):
     LAYER = "L"  # weights and activations that cannot be told apart
     THRESHOLDS = "T"  # of decision trees, at one column of the input
     LEAVES = "V"  # of decision trees
-
-
-class Scale(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """How numbers are quantised.
-
-    Parameters
-    ----------
-    scale
-        () or (channels,): the width of a step, float64.
-    zero_point
-        () or (channels,): the integer of zero, int64.
-    axis
-        The dimension of the channels; None: one scale for the tensor.
-    lowest, highest
-        The smallest and the largest integer.
-    """
-
-    scale: Array
-    zero_point: Array
-    axis: int | None
-    lowest: int
-    highest: int
-
-    @property
-    def low(self) -> Array:
-        """The smallest value that can be represented, by channel."""
-        return np.asarray((self.lowest - self.zero_point) * self.scale)
-
-    @property
-    def high(self) -> Array:
-        """The largest value that can be represented, by channel."""
-        return np.asarray((self.highest - self.zero_point) * self.scale)
 
 
 class Site(Scale, frozen=True, kw_only=True, eq=False):
@@ -187,27 +177,32 @@ class SwitchableCopy:
     Raises
     ------
     OperatorError
-        A file cannot be read, or the candidate is not in QDQ form: no site can be named.
+        A file cannot be read, or the candidate has no pairs, and cannot be written as such: no site can be named.
     """
 
     def __init__(self, candidate: Path, reference: Path, *, threads: int = 1) -> None:
         model = loaded(candidate, "candidate")
         parent = ReferenceWeights(loaded(reference, "reference"), reference)
         graph = Graph(model, candidate)
-        multiplications = _multiplications(model, graph.constants)
+        if graph.has_blocks and any(tensor.data_type in _HALVES for tensor in model.graph.initializer):
+            raise OperatorError(
+                f"the candidate {candidate} has weights in blocks and computes in 16 bits: quantise the model in FP32 with the same settings, which"
+                " gives the same weights in blocks, and diagnose that file"
+            )
+        multiplications = Multiplications(model, graph.constants)
         self.sites, self.weights, self.unmatched = _rewritten(graph, parent)
         if not self.sites:
             raise OperatorError(
-                f"the candidate {candidate} has no pair of QuantizeLinear and DequantizeLinear that can be switched: only"
-                " ONNX files in QDQ form can be diagnosed. What is left: serve the slice by the reference, or roll the candidate back"
+                f"the candidate {candidate} has nothing that is quantised and can be switched: no pair in QDQ form, no weight in blocks, no"
+                " dynamic INT8. What is left: serve the slice by the reference, or roll the candidate back"
             )
-        self.costs = tuple(_cost(site, multiplications) for site in self.sites)
-        self.inputs = tuple(node.name for node in model.graph.input if node.name not in {_SWITCHES, _FACTORS})
+        self.costs = tuple(multiplications.share(site.nodes) for site in self.sites)
+        self.inputs = tuple(node.name for node in model.graph.input if node.name not in {SWITCHES, FACTORS})
         self.outputs = tuple(node.name for node in model.graph.output if not node.name.startswith(_RAW))
         self.file = candidate
         self._model, self._candidate, self._threads = model, str(candidate), threads
         self._session = session_of(_without_raw(model), str(candidate), threads, keep_pairs=True)
-        self._rows = fixed_rows(self._session)
+        self._rows = fixed_rows(self._session) or int(graph.is_dynamic)
         self._served = session_of(str(candidate), str(candidate), threads)
         self._expected = session_of(str(reference), str(reference), threads)
 
@@ -233,6 +228,8 @@ class SwitchableCopy:
     def raw(self, inputs: Mapping[str, Array], restored: Iterable[int] = ()) -> dict[int, Array]:
         """Return the values before quantisation at the first tensor of each activation site : (items, ...) by site."""
         numbers = [number for number, site in enumerate(self.sites) if site.kind is SiteKind.ACTIVATION]
+        if not numbers:
+            return {}
         values = self._computed(
             [_raw_name(number, 0) for number in numbers], inputs, restored, None, session=self._probed
         )
@@ -276,7 +273,7 @@ class SwitchableCopy:
         names = [
             (number, _raw_name(number, position))
             for number, site in enumerate(self.sites)
-            if site.kind is SiteKind.ACTIVATION
+            if site.kind is SiteKind.ACTIVATION and not site.is_dynamic
             for position in range(len(site.tensors))
         ]
         for begin in range(0, len(next(iter(inputs.values()))), _STEP):
@@ -298,7 +295,12 @@ class SwitchableCopy:
 
     def served(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return what the candidate's own kernels compute."""
-        return outputs_of(self._served, self.outputs, inputs)
+        return in_runs(self._served, self.outputs, inputs, {}, self._rows)
+
+    def runner(self, model: bytes) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+        """Return what computes a changed candidate with ONNX Runtime's kernels."""
+        session = session_of(model, str(self.file), 1)
+        return lambda inputs: in_runs(session, self.outputs, inputs, {}, self._rows)
 
     def expected(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return what the reference computes."""
@@ -316,33 +318,33 @@ class SwitchableCopy:
         switches = np.zeros(len(self.sites), dtype=np.bool_)
         switches[list(restored)] = True
         scaled = np.ones(len(self.sites)) if factors is None else factors
-        feed = {_SWITCHES: switches, _FACTORS: scaled.astype(np.float32)}
-        return _in_steps(session or self._session, names, inputs, feed, self._rows)
+        feed = {SWITCHES: switches, FACTORS: scaled.astype(np.float32)}
+        return in_runs(session or self._session, names, inputs, feed, self._rows)
 
 
-def dequantised(integers: Array, site_scale: Array, zero_point: Array, axis: int | None) -> Array:
-    """Return the values of integers, float32."""
-    scale, zero = (along(part, axis, integers.ndim) for part in (site_scale, zero_point))
-    return ((integers.astype(np.int64) - zero) * scale).astype(np.float32)
+class Multiplications:
+    """How many multiplications each operator of a graph takes for one item.
 
+    Parameters
+    ----------
+    model
+        The graph.
+    constants
+        Its stored tensors by name, where they are not all among its initialisers.
+    """
 
-def along(part: Array, axis: int | None, n_dims: int) -> Array:
-    """Return a scale or zero point so that it multiplies a tensor along its axis."""
-    if axis is None or part.size == 1:
-        return part.reshape(())
-    shape = [1] * n_dims
-    shape[axis] = part.size
-    return part.reshape(shape)
+    def __init__(self, model: Any, constants: Mapping[str, Array] | None = None) -> None:
+        stored = _constants(model.graph) if constants is None else constants
+        self._counts = _multiplications(model, stored)
 
-
-def _cost(site: Site, multiplications: Mapping[str, int | None]) -> float | None:
-    """Return the share of multiplications that read a site; None: a shape is unknown."""
-    counts = [multiplications.get(node, 0) for node in site.nodes]
-    known_counts = [count for count in counts if count is not None]
-    total = [count for count in multiplications.values() if count is not None]
-    if len(known_counts) < len(counts) or len(total) < len(multiplications) or not sum(total):
-        return None
-    return sum(known_counts) / sum(total)
+    def share(self, nodes: Sequence[str]) -> float | None:
+        """Return the share of multiplications that some operators take; None: a shape is unknown."""
+        counts = [self._counts.get(node, 0) for node in nodes]
+        known_counts = [count for count in counts if count is not None]
+        total = [count for count in self._counts.values() if count is not None]
+        if len(known_counts) < len(counts) or len(total) < len(self._counts) or not sum(total):
+            return None
+        return sum(known_counts) / sum(total)
 
 
 def _multiplications(model: Any, constants: Mapping[str, Array]) -> dict[str, int | None]:
@@ -419,20 +421,18 @@ def session_of(source: Any, path: str, threads: int, *, keep_pairs: bool = False
 
 def outputs_of(session: Any, names: Sequence[str], inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the outputs of a session, of as many items in a run as its graph takes."""
-    return _in_steps(session, names, inputs, {}, fixed_rows(session))
+    return in_runs(session, names, inputs, {}, fixed_rows(session))
 
 
 def fixed_rows(session: Any) -> int:
     """Return the number of items of one run where the graph fixes it, else 0."""
     first = [
-        node.shape[0]
-        for node in session.get_inputs()
-        if node.shape and node.name not in {_SWITCHES, _FACTORS}
+        node.shape[0] for node in session.get_inputs() if node.shape and node.name not in {SWITCHES, FACTORS}
     ]
     return next((rows for rows in first if isinstance(rows, int)), 0)
 
 
-def _in_steps(
+def in_runs(
     session: Any, names: Sequence[str], inputs: Mapping[str, Array], feed: Mapping[str, Array], rows: int
 ) -> dict[str, Array]:
     """Run all items at once, or as many as the graph takes; the last step is filled up with its first item."""
@@ -465,10 +465,13 @@ class ReferenceWeights:
         models = [model, *_folded(path)]
         self.weights: dict[str, Array] = {}
         self.rectifiers: dict[str, tuple[Any, dict[str, Array]]] = {}
+        self.read_by: dict[str, tuple[str, ...]] = {}
         for reference_model in models:
             constants = _constants(reference_model.graph)
             self.weights |= {name: array for name, array in constants.items() if array.dtype.kind == "f"}
             for node in reference_model.graph.node:
+                if node.op_type in _PRODUCTS and node.input[1] in constants:
+                    self.read_by.setdefault(name_of(node), (str(node.input[1]),))
                 if node.op_type in _RECTIFIERS:
                     bounds = {name: constants[name] for name in node.input[1:] if name in constants}
                     self.rectifiers[node.output[0]] = (node, bounds)
@@ -498,7 +501,7 @@ def _turned(array: Array | None) -> Iterator[Array]:
 
 
 def _same_integers(array: Array, integers: Array, site: Scale) -> bool:
-    scale, zero = (along(part, site.axis, integers.ndim) for part in (site.scale, site.zero_point))
+    scale, zero = (site.along(part, integers.ndim) for part in (site.scale, site.zero_point))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         quantised = np.clip(np.rint(array / scale) + zero, site.lowest, site.highest)
     apart = np.abs(quantised - integers.astype(np.int64))
@@ -531,9 +534,19 @@ def _constants(graph: Any) -> dict[str, Array]:
 
 
 class Graph:
-    """A candidate's graph with its constants, producers, readers and pairs."""
+    """A candidate's graph with its constants, producers, readers and pairs.
 
-    def __init__(self, model: Any, path: Path) -> None:
+    Parameters
+    ----------
+    model
+        It is changed: other forms of quantisation are written as pairs (`forms`).
+    path
+        Of the file, for errors.
+    only
+        Names of nodes: only these are written as pairs; None: all.
+    """
+
+    def __init__(self, model: Any, path: Path, only: Collection[str] | None = None) -> None:
         self.model = model
         self.graph = model.graph
         self.path = path
@@ -541,23 +554,21 @@ class Graph:
             self.constants = _constants(self.graph)
         except (TypeError, ValueError) as error:
             raise OperatorError(f"{path} has a constant that is not what its shape says: {error}") from error
+        forms = written_as_pairs(model, self.constants, path, only)
+        self.grids, self.written = forms.grids, forms.written
+        self.is_dynamic, self.has_blocks = forms.is_dynamic, forms.has_blocks
         self.producer = {name: node for node in self.graph.node for name in node.output}
         self.readers: dict[str, list[Any]] = defaultdict(list)
         for node in self.graph.node:
             name = node.name or node.output[0]
-            if node.op_type in _IN_BLOCKS:
+            if node.op_type in _UNREAD:
                 raise OperatorError(
-                    f"the candidate {path} computes `{name}` with {node.op_type}, whose weights are in blocks: {_LEAVE_OUT}"
+                    f"the candidate {path} computes `{name}` with {node.op_type}, whose weights cannot be read here: {_LEAVE_OUT}"
                 )
-            if node.op_type in _DYNAMIC:
+            if node.op_type == "QGemm" or node.op_type.startswith("QLinear"):  # made of pairs
                 raise OperatorError(
-                    f"the candidate {path} computes `{name}` with {node.op_type}: it is quantised dynamically, with ranges that are found while it"
-                    f" runs, so {_LEAVE_OUT}"
-                )
-            if node.op_type in _OF_QDQ or node.op_type.startswith("QLinear"):
-                raise OperatorError(
-                    f"the candidate {path} computes `{name}` with {node.op_type}: only ONNX files in QDQ"
-                    " form can be diagnosed. Quantise with QuantFormat.QDQ, or keep the QDQ file that it was made from"
+                    f"the candidate {path} computes `{name}` with {node.op_type}, which computes on"
+                    " integers with static ranges: such files can be diagnosed in QDQ form only. Quantise with QuantFormat.QDQ, or keep the QDQ file that it was made from"
                 )
             if any(attribute.type in {5, 10} for attribute in node.attribute):
                 raise OperatorError(
@@ -569,19 +580,23 @@ class Graph:
     def pairs(self) -> Iterator[Pair]:
         """Yield what is quantised and dequantised, in the order of the graph."""
         for node in self.graph.node:
-            if node.op_type == _QUANTISE and node.input[1] in self.constants:
+            if node.op_type in QUANTISES and (node.op_type != _QUANTISE or node.input[1] in self.constants):
                 readers = self.readers[node.output[0]]
                 if readers and all(reader.op_type == _DEQUANTISE for reader in readers):
                     yield Pair(source=node.input[0], quantise=node, dequantise=readers, key=_key(node))
             elif (
                 node.op_type == _DEQUANTISE
                 and node.input[0] in self.constants
-                and node.input[1] in self.constants
+                and (node.output[0] in self.grids or node.input[1] in self.constants)
             ):
                 yield Pair(source=node.input[0], quantise=None, dequantise=[node], key=_key(node))
 
     def scale(self, node: Any, n_dims: int) -> Scale:
         """Return scale and zero point of a node."""
+        if node.op_type in QUANTISES - {_QUANTISE}:
+            return range_of(node)
+        if node.output[0] in self.grids:
+            return self.grids[node.output[0]]
         scale = self.constants[node.input[1]].astype(np.float64)
         stored = self.constants.get(node.input[2]) if len(node.input) > 2 else None
         integers = self.constants.get(node.input[0]) if node.op_type == _DEQUANTISE else None
@@ -631,6 +646,8 @@ def _limits(kind: Any, path: Path, node: Any) -> tuple[int, int]:
 
 
 def _key(node: Any) -> tuple[str, str]:
+    if node.op_type != _QUANTISE:
+        return "", str(node.output[0])
     return str(node.input[1]), str(node.input[2]) if len(node.input) > 2 else ""
 
 
@@ -645,11 +662,14 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Each weight with the stored tensors that the reference has, too, and their values there.
     unmatched
         Stored tensors that the reference does not have: they stay as they are.
+    as_served
+        Those of them in blocks, with their values.
     """
 
     activations: tuple[tuple[Site, tuple[Pair, ...]], ...]
     weights: tuple[tuple[Site, tuple[tuple[Pair, Weight], ...]], ...]
     unmatched: tuple[str, ...]
+    as_served: tuple[tuple[Pair, Array], ...] = ()
 
 
 def placed(graph: Graph, reference: ReferenceWeights) -> Placed:
@@ -666,15 +686,26 @@ def placed(graph: Graph, reference: ReferenceWeights) -> Placed:
     activations = tuple((_activation(graph, pairs), tuple(pairs)) for pairs in ranges.values())
     weights: list[tuple[Site, tuple[tuple[Pair, Weight], ...]]] = []
     unmatched: list[str] = []
+    as_served: list[tuple[Pair, Array]] = []
     for site_name, pairs in stored.items():
         number = len(activations) + len(weights)
         matches = [(pair, _weight(graph, pair, number, reference)) for pair in pairs]
         unmatched += [stem(pair.source) for pair, weight in matches if weight is None]
+        as_served += [
+            (pair, dequantised(graph.constants[pair.source], graph.grids[pair.dequantise[0].output[0]]))
+            for pair, weight in matches
+            if weight is None and pair.dequantise[0].output[0] in graph.grids
+        ]
         matched = tuple((pair, weight) for pair, weight in matches if weight is not None)
         if matched:
             largest = max(matched, key=lambda match: match[1].raw.size)[0]
             weights.append((_weight_site(graph, site_name, largest, [pair for pair, _ in matched]), matched))
-    return Placed(activations=activations, weights=tuple(weights), unmatched=tuple(unmatched))
+    return Placed(
+        activations=activations,
+        weights=tuple(weights),
+        unmatched=tuple(unmatched),
+        as_served=tuple(as_served),
+    )
 
 
 def _rewritten(
@@ -685,9 +716,13 @@ def _rewritten(
     edit = _Edit(graph)
     for number, (_, pairs) in enumerate(placement.activations):
         edit.activation(number, pairs, reference)
+    # Where no range can be changed at random, the steps of weights are.
+    has_factors = graph.has_blocks or not placement.activations
     for number, (_, matched) in enumerate(placement.weights, start=len(placement.activations)):
         for pair, weight in matched:
-            edit.weight(number, pair, weight.raw)
+            edit.weight(number, pair, weight, has_factor=has_factors)
+    for pair, served in placement.as_served:
+        edit.served(pair, served)
     sites = tuple(site for site, _ in (*placement.activations, *placement.weights))
     edit.finish(len(sites), [len(pairs) for _, pairs in placement.activations])
     weights = tuple(weight for _, matched in placement.weights for _, weight in matched)
@@ -714,6 +749,7 @@ def _activation(graph: Graph, pairs: Sequence[Pair]) -> Site:
         axis=scale.axis,
         lowest=scale.lowest,
         highest=scale.highest,
+        is_dynamic=pairs[0].quantise.op_type != _QUANTISE,
     )
 
 
@@ -729,6 +765,8 @@ def _weight_site(graph: Graph, place: str, largest: Pair, pairs: Sequence[Pair])
         axis=scale.axis,
         lowest=scale.lowest,
         highest=scale.highest,
+        blocks=scale.blocks,
+        block_size=scale.block_size,
     )
 
 
@@ -740,14 +778,18 @@ def _weight(graph: Graph, pair: Pair, site: int, reference: ReferenceWeights) ->
     if pair.quantise is None:
         integers = array
     else:
-        step, zero = (along(part, scale.axis, array.ndim) for part in (scale.scale, scale.zero_point))
+        step, zero = (scale.along(part, array.ndim) for part in (scale.scale, scale.zero_point))
         integers = np.clip(np.rint(array / step) + zero, scale.lowest, scale.highest).astype(np.int64)
-    served = dequantised(integers, scale.scale, scale.zero_point, scale.axis)
+    served = dequantised(integers, scale)
     names = (pair.source, stem(pair.source), node.output[0], stem(node.output[0]))
-    raw = reference.weight(dict.fromkeys(names), integers, scale)
+    # Tools that write blocks give tensors names of their own.
+    reader = graph.reader(node.output[0]) if node.output[0] in graph.grids else None
+    read = () if reader is None else reference.read_by.get(name_of(reader), ())
+    raw = reference.weight(dict.fromkeys((*names, *read)), integers, scale)
     if raw is None:
         return None
-    step, low, high = (along(part, scale.axis, array.ndim) for part in (scale.scale, scale.low, scale.high))
+    width = np.maximum(np.abs(scale.scale), _SMALLEST)  # a block of zeros has a scale of 0
+    step, low, high = (scale.along(part, array.ndim) for part in (width, scale.low, scale.high))
     return Weight(site=site, raw=raw, served=served, axis=scale.axis, step=step, low=low, high=high)
 
 
@@ -785,52 +827,107 @@ class _Edit:
         self._graph = graph
         self._head: list[Any] = []
         self._before: dict[int, list[Any]] = defaultdict(list)
-        self._instead: dict[int, Any] = {}
+        self._instead: dict[int, list[Any]] = {}
+        self._factored: set[int] = set()
+        self._stored: set[str] = set()
         self._switched: set[int] = set()
         self._scale_of: dict[str, str] = {}  # multiplied by a factor: the scale in the file
 
     def activation(self, number: int, pairs: Sequence[Pair], reference: ReferenceWeights) -> None:
         """Put a switch behind each pair of an activation range, and a factor to its scale."""
         self._switch(number)
-        scale, factor = pairs[0].quantise.input[1], f"quantdrift.factor.{number}"
+        if pairs[0].quantise.op_type != _QUANTISE:
+            self._found(number, pairs)
+            return
+        scale = pairs[0].quantise.input[1]
         scaled = f"quantdrift.scale.{number}"
         kind = _element_type(self._graph.constants[scale])
-        position = self._constant(f"quantdrift.position.{number}", np.array(number, np.int64))
+        factor = self._factor(number, kind)
         self._scale_of[scaled] = scale
-        self._head += [
-            helper.make_node("Gather", [_FACTORS, position], [f"{factor}.float"]),
-            helper.make_node("Cast", [f"{factor}.float"], [factor], to=kind),
-            helper.make_node("Mul", [scale, factor], [scaled]),
-        ]
+        self._head.append(helper.make_node("Mul", [scale, factor], [scaled]))
         for index, pair in enumerate(pairs):
             raw = self._raw(f"{number}.{index}", pair, reference)
             pair.quantise.input[1] = scaled
             for node in pair.dequantise:
                 node.input[1] = scaled
-                self._either(number, node, raw, [pair.quantise, node])
-            probe = helper.make_node("Identity", [raw], [_raw_name(number, index)])
-            self._instead[id(pair.quantise)] = probe
+                self._either(number, node, raw, _following([pair.quantise, node], node))
+            self._instead[id(pair.quantise)] = [
+                helper.make_node("Identity", [raw], [_raw_name(number, index)])
+            ]
 
-    def weight(self, number: int, pair: Pair, raw: Array) -> None:
-        """Put a switch behind a stored tensor."""
+    def _found(self, number: int, pairs: Sequence[Pair]) -> None:
+        """Put a switch behind each pair of a range that is found while it runs, and a factor to its step."""
+        factor = self._factor(number, onnx.TensorProto.FLOAT)
+        for index, pair in enumerate(pairs):
+            node = pair.quantise
+            for each in pair.dequantise:
+                self._either(
+                    number, each, pair.source, rounded(node, pair.source, factor, _served_name(number, each))
+                )
+            self._instead[id(node)] = [
+                *([node] if node.op_type == DYNAMIC else []),
+                *in_steps(node, pair.source, _raw_name(number, index)),
+            ]
+
+    def weight(self, number: int, pair: Pair, weight: Weight, *, has_factor: bool) -> None:
+        """Put a switch behind a stored tensor, and a factor to its steps.
+
+        A factor changes the rounding and repairs nothing: what is wrong with a weight beside its rounding stays.
+        """
         self._switch(number)
         node = pair.dequantise[0]
-        name = self._constant(f"quantdrift.weight.{number}.{node.output[0]}", raw)
-        self._either(number, node, name, [node])
+        label = f"{number}.{node.output[0]}"
+        raw = self._constant(f"quantdrift.weight.{label}", weight.raw)
+        output = _served_name(number, node)
+        in_blocks = node.output[0] in self._graph.grids
+        if not has_factor and not in_blocks:
+            self._either(number, node, raw, _following([node], node))
+            return
+        served = self._constant(f"quantdrift.served.{label}", weight.served)
+        if not has_factor or weight.step is None:
+            self._either(number, node, raw, [helper.make_node("Identity", [served], [output])])
+            return
+        factor = self._factor(number, onnx.TensorProto.FLOAT)
+        step = weight.step.astype(np.float32)
+        beside = weight.served - (np.rint(weight.raw / step) * step).astype(np.float32)
+        steps = self._constant(f"quantdrift.step.{label}", step)
+        fixed = self._constant(f"quantdrift.beside.{label}", beside)
+        name = f"{output}.part"
+        changed = [
+            helper.make_node("Mul", [steps, factor], [f"{name}.wider"]),
+            helper.make_node("Div", [raw, f"{name}.wider"], [f"{name}.ratio"]),
+            helper.make_node("Round", [f"{name}.ratio"], [f"{name}.integers"]),
+            helper.make_node("Mul", [f"{name}.integers", f"{name}.wider"], [f"{name}.rounded"]),
+            helper.make_node("Add", [f"{name}.rounded", fixed], [f"{name}.changed"]),
+        ]
+        same = [helper.make_node("Identity", [served], [f"{name}.same"])]
+        branches: dict[str, Any] = {
+            key: helper.make_graph(
+                nodes, f"{name}.{key}", [], [_typed(nodes[-1].output[0], onnx.TensorProto.FLOAT)]
+            )
+            for key, nodes in (("then_branch", same), ("else_branch", changed))
+        }
+        self._either(number, node, raw, [helper.make_node("If", [f"{factor}.is_one"], [output], **branches)])
+
+    def served(self, pair: Pair, values: Array) -> None:
+        """Put the values of a stored tensor in its place."""
+        (node,) = pair.dequantise
+        name = self._constant(f"quantdrift.served.{node.output[0]}", values)
+        self._instead[id(node)] = [helper.make_node("Identity", [name], [node.output[0]])]
 
     def finish(self, n_sites: int, n_pairs: Sequence[int]) -> None:
         """Write the nodes in their new order, with the inputs and outputs of the copy; `n_pairs` are those of each activation range."""
         graph = self._graph.graph
         nodes = list(self._head)
         for node in graph.node:
-            nodes += [*self._before[id(node)], self._instead.get(id(node), node)]
+            nodes += [*self._before[id(node)], *self._instead.get(id(node), [node])]
         copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(copies)
         graph.input.extend(
             [
-                helper.make_tensor_value_info(_SWITCHES, onnx.TensorProto.BOOL, [n_sites]),
-                helper.make_tensor_value_info(_FACTORS, onnx.TensorProto.FLOAT, [n_sites]),
+                helper.make_tensor_value_info(SWITCHES, onnx.TensorProto.BOOL, [n_sites]),
+                helper.make_tensor_value_info(FACTORS, onnx.TensorProto.FLOAT, [n_sites]),
             ]
         )
         graph.output.extend(
@@ -843,22 +940,38 @@ class _Edit:
         if number not in self._switched:
             self._switched.add(number)
             position = self._constant(f"quantdrift.switch_position.{number}", np.array(number, np.int64))
-            self._head.append(helper.make_node("Gather", [_SWITCHES, position], [_switch_name(number)]))
+            self._head.append(helper.make_node("Gather", [SWITCHES, position], [_switch_name(number)]))
+
+    def _factor(self, number: int, kind: int) -> str:
+        """Return the factor of a site, as a number of a type; beside it, whether it is 1."""
+        name = f"quantdrift.factor.{number}"
+        if number not in self._factored:
+            self._factored.add(number)
+            position = self._constant(f"quantdrift.position.{number}", np.array(number, np.int64))
+            one = self._constant("quantdrift.one", np.array(1.0, np.float32))
+            self._head += [
+                helper.make_node("Gather", [FACTORS, position], [f"{name}.float"]),
+                helper.make_node("Equal", [f"{name}.float", one], [f"{name}.is_one"]),
+                helper.make_node("Cast", [f"{name}.float"], [name], to=kind),
+            ]
+        return name
 
     def _either(self, number: int, node: Any, raw: str, quantised: Sequence[Any]) -> None:
-        """Put a choice in the place of a DequantizeLinear: the raw value, or what these nodes make of it."""
+        """Put a choice in the place of a DequantizeLinear: the raw value, or what these nodes compute, the last of them its result."""
         label = f"quantdrift.{number}.{node.output[0]}"
-        kind = _element_type(self._graph.constants[self._scale_of.get(node.input[1], node.input[1])])
+        stored = self._graph.constants.get(
+            self._scale_of.get(node.input[1], node.input[1]) if len(node.input) > 1 else ""
+        )
+        is_float = stored is None or node.output[0] in self._graph.grids
+        kind = onnx.TensorProto.FLOAT if is_float or stored is None else _element_type(stored)
         copy = helper.make_node("Identity", [raw], [f"{label}.raw"])
-        copies = [type(operator).FromString(operator.SerializeToString()) for operator in quantised]
-        for operator, following in pairwise(copies):
-            operator.output[0] = following.input[0] = f"{label}.integers"
-        copies[-1].output[0] = f"{label}.dequantised"
         branches: dict[str, Any] = {
             name: helper.make_graph(nodes, f"{label}.{name}", [], [_typed(nodes[-1].output[0], kind)])
-            for name, nodes in (("then_branch", [copy]), ("else_branch", copies))
+            for name, nodes in (("then_branch", [copy]), ("else_branch", [*quantised]))
         }
-        self._instead[id(node)] = helper.make_node("If", [_switch_name(number)], [node.output[0]], **branches)
+        self._instead[id(node)] = [
+            helper.make_node("If", [_switch_name(number)], [node.output[0]], **branches)
+        ]
 
     def _raw(self, label: str, pair: Pair, reference: ReferenceWeights) -> str:
         """Return the tensor in FP32, behind the Relu or Clip that the range has replaced."""
@@ -876,8 +989,25 @@ class _Edit:
         return str(copy.output[0])
 
     def _constant(self, name: str, array: Array) -> str:
-        self._graph.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        if name not in self._stored:
+            self._stored.add(name)
+            # `ascontiguousarray` would give a number one dimension.
+            self._graph.graph.initializer.append(numpy_helper.from_array(np.array(array, order="C"), name))
         return name
+
+
+def _following(nodes: Sequence[Any], node: Any) -> list[Any]:
+    """Return copies of nodes, each of which reads the one before it, in the place of a DequantizeLinear."""
+    label = _served_name("", node)
+    copies = [type(operator).FromString(operator.SerializeToString()) for operator in nodes]
+    for operator, following in pairwise(copies):
+        operator.output[0] = following.input[0] = f"{label}.integers"
+    copies[-1].output[0] = label
+    return copies
+
+
+def _served_name(number: int | str, node: Any) -> str:
+    return f"quantdrift.{number}.{node.output[0]}.dequantised"
 
 
 def _without_raw(model: Any) -> bytes:

@@ -10,7 +10,7 @@ over a step it is an eighth of the step, and three quarters of the numbers may b
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from onnx import numpy_helper
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.diagnosis import OffValues
 from quantdrift.models.tensors.arrays import Array
+from quantdrift.release.halves import HalfCopy, is_half
 from quantdrift.release.sites import Site, SiteKind, SwitchableCopy, Weight, loaded, outputs_of, session_of
 
 _OPERATORS: Final = {"TreeEnsembleClassifier": "class", "TreeEnsembleRegressor": "target"}
@@ -126,6 +127,11 @@ class TreeCopy:
         """Return what the candidate computes."""
         return self.run(inputs)
 
+    def runner(self, model: bytes) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+        """Return what computes a changed candidate."""
+        session = session_of(model, "repaired", 1)
+        return lambda inputs: outputs_of(session, self.outputs, inputs)
+
     def expected(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return what the reference computes."""
         return outputs_of(self._expected, self.outputs, inputs)
@@ -152,16 +158,21 @@ class TreeCopy:
         return model
 
 
+OnnxCopy = SwitchableCopy | HalfCopy | TreeCopy
+
+
 def copy_of_onnx(
     candidate: Path, reference: Path, *, threads: int = 1, columns: Sequence[str] = ()
-) -> SwitchableCopy | TreeCopy:
-    """Return the switchable copy of an ONNX file: of its trees if it has some, else of its pairs.
+) -> OnnxCopy:
+    """Return the switchable copy of an ONNX file: of its operators in 16 bits or its trees if it has some, else of its pairs.
 
     Raises
     ------
     OperatorError
         A file cannot be read, or no site of it can be named.
     """
+    if is_half(candidate):
+        return HalfCopy(candidate, reference, threads=threads)
     if has_trees(candidate):
         return TreeCopy(candidate, reference, threads=threads, columns=columns)
     return SwitchableCopy(candidate, reference, threads=threads)

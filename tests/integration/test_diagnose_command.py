@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 import quantdrift
 from benchmarks.repair.faults import Fault, Kind, Patient
@@ -159,7 +160,10 @@ def test_too_few_inputs_are_told_with_their_number(made: tuple[Path, Fault]) -> 
     [
         (("--slice=scanner=archve", "--candidate=int8.onnx", "--inputs=rec.npz"), "no such slice; known are"),
         (("--candidate=int8.onnx", "--inputs=rec.npz"), "give either ALERT"),
-        (("--slice=scanner=archive", "--candidate=fp32.onnx", "--inputs=rec.npz"), "in QDQ form"),
+        (
+            ("--slice=scanner=archive", "--candidate=fp32.onnx", "--inputs=rec.npz"),
+            "nothing that is quantised",
+        ),
         (("--slice=scanner=archive", "--candidate=rec.npz", "--inputs=rec.npz"), "is not an ONNX model"),
         (
             ("--slice=scanner=archive", "--candidate=int8.onnx", "--inputs=plain.npz"),
@@ -418,6 +422,16 @@ def test_the_faulty_layer_of_a_candidate_in_pytorch_is_named(tmp_path: Path) -> 
     other = _diagnose(folder, *words)
     assert other.returncode == 2
     assert "give the function that makes the candidate" in other.stderr
+    named = ("--factory=tests.quantised.layers:layers", "--out=repaired")
+    repaired = invoked("repair", *words, *named, directory=folder)
+    assert repaired.returncode in {0, 4}, repaired.stdout + repaired.stderr
+    assert "in FP32: W:blocks.1.a" in repaired.stdout
+    assert (
+        "the ranges of a module are set by the function" in repaired.stdout
+        or "the damage is in weights" in repaired.stdout
+    )
+    file = next((folder / "repaired").glob("*-fp32-sites.safetensors"))
+    assert "blocks.1.a.weight" in load_file(file)
 
 
 @pytest.mark.release

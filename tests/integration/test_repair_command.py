@@ -403,7 +403,10 @@ def test_a_folder_that_has_something_is_refused_before_anything_runs(folder: Pat
             "no item is in the slice",
         ),
         (("--candidate=sound.onnx", "--inputs=rec.npz"), "give either ALERT"),
-        (("--slice=scanner=bright", "--candidate=fp32.onnx", "--inputs=rec.npz"), "in QDQ form"),
+        (
+            ("--slice=scanner=bright", "--candidate=fp32.onnx", "--inputs=rec.npz"),
+            "nothing that is quantised",
+        ),
     ],
     ids=["typing error", "none recorded", "nothing named", "not quantised"],
 )

@@ -115,6 +115,33 @@ def test_layers_of_pytorch_itself_are_sites_as_a_whole(folder: Path) -> None:
     assert check(copy, {INPUT: pages_unlike(500, 2)}).holds
 
 
+def test_a_repaired_module_has_the_references_weights_in_the_named_layer(
+    folder: Path, tmp_path: Path
+) -> None:
+    """They are safetensors by the name in the module; the candidate with them computes with its own kernels, and has recovered."""
+    copy: Any = _copy(
+        folder, saved(damage(static(), "blocks.1.a", "coarse"), tmp_path / "faulty.safetensors")
+    )
+    inputs = {INPUT: pages_unlike(1_000, 3)}
+    expected = copy.expected(inputs)
+    model = copy.in_fp32(["W:blocks.1.a"])
+    (tmp_path / "patch.safetensors").write_bytes(model)
+    kept = load_file(tmp_path / "patch.safetensors")
+    fp32 = load_file(folder / "fp32.safetensors")
+    assert kept
+    assert all(torch.equal(tensor, fp32[name]) for name, tensor in kept.items())
+    answers = (copy.served(inputs), copy.runner(model)(inputs))
+    before, after = (float(_compare(answer, expected).flip.mean()) for answer in answers)
+    assert before >= 0.02
+    assert after < before / 3
+
+
+def test_a_layer_of_another_class_cannot_be_filled(folder: Path) -> None:
+    """That is said, with what helps."""
+    copy: Any = _copy(folder, folder / "fp32.safetensors", factory=f"{HERE}:in_place")
+    assert "of another class" in copy.unfillable(["L:last"])
+
+
 @pytest.mark.parametrize(
     ("layer", "kind", "cause"),
     [

@@ -18,6 +18,7 @@ from quantdrift.facts.diagnosis import (
     Clipping,
     Diagnosis,
     DiagnosisVerdict,
+    HalfUse,
     NamedTensor,
     OffTensor,
     WeightFault,
@@ -73,6 +74,30 @@ RANGE = Blamed(
     step=0.006,
     cost=0.1,
 )
+FOUND = msgspec.structs.replace(
+    RANGE,
+    cause=Cause.RESOLUTION,
+    outside=0.0,
+    used=1.0,
+    levels=3.2,
+    low=None,
+    high=None,
+    step=None,
+    elsewhere_used=1.0,
+    elsewhere_levels=90.4,
+    is_dynamic=True,
+)
+HALF = Blamed(
+    site="L:norm1",
+    cause=Cause.PRECISION,
+    restores=0.9,
+    placebo=0.1,
+    heals=0.98,
+    flips_left=0.001,
+    elsewhere_left=0.0,
+    cost=0.02,
+    half=HalfUse(kind="FP16", bits=11, largest=812_000.0, most=65_504.0, above=0.03, below=0.0),
+)
 CLIPPING = Clipping(
     ranges=(Clipped(site="A:relu2", outside=0.31, elsewhere=0.02, low=0.0, high=2.0),),
     n_ranges=9,
@@ -89,6 +114,18 @@ def _told(**changes: Any) -> Diagnosis:
 
 def _weight(**changes: Any) -> Blamed:
     return msgspec.structs.replace(WEIGHT, **changes)
+
+
+def _half(**changes: Any) -> Diagnosis:
+    assert HALF.half is not None
+    half = msgspec.structs.replace(HALF.half, **changes)
+    return _told(
+        causes=(Cause.PRECISION,),
+        blamed=(msgspec.structs.replace(HALF, half=half),),
+        one_off={"L:norm1": 0.9, "L:out": 0.1},
+        emulated=half.kind,
+        reproduced=1.0,
+    )
 
 
 def _faulty(fault: WeightFault, share: float, *channels: int) -> Diagnosis:
@@ -130,6 +167,12 @@ CASES = {
         causes=(Cause.SATURATION,),
         blamed=(msgspec.structs.replace(RANGE, heals=0.6, flips_left=0.05),),
     ),
+    "rounding-in-blocks": _told(blamed=(_weight(block_size=32),), one_off={"W:conv1": 0.9, "W:conv2": 0.1}),
+    "range-found-while-it-runs": _told(causes=(Cause.RESOLUTION,), blamed=(FOUND,)),
+    "fp16-overflow": _half(),
+    "fp16-too-small": _half(above=0.0, below=0.4, largest=0.01),
+    "fp16-rounding": _half(above=0.0, largest=12.0),
+    "bf16-rounding": _half(kind="BF16", bits=8, above=0.0, largest=12.0, most=3.39e38),
     "spread": _told(
         causes=(Cause.WEIGHTS, Cause.SPREAD),
         blamed=(_weight(heals=0.4, flips_left=0.07), msgspec.structs.replace(RANGE, heals=0.5)),

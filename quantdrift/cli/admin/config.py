@@ -44,7 +44,7 @@ def config_() -> None:
     "candidates",
     multiple=True,
     metavar="[MODEL=]FILE",
-    help="An ONNX file in QDQ form that serves, or is to serve: its weights are compared with those of the references. Repeatable.",
+    help="A quantised ONNX file that serves, or is to serve: its weights are compared with those of the references. Repeatable.",
 )
 @JSON
 def config_check(

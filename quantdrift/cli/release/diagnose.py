@@ -45,7 +45,7 @@ def answer(
     "--candidate",
     type=FILE,
     required=True,
-    help="The quantised model that serves: an ONNX file in QDQ form or of decision trees, an exported program (.pt2), or with --factory a file of weights.",
+    help="The quantised model that serves: an ONNX file (QDQ, weights in blocks, dynamic INT8, FP16, BF16, decision trees), an exported program (.pt2), or with --factory a file of weights.",
 )
 @click.option(
     "--factory",

@@ -22,7 +22,13 @@ _KINDS: Final = tuple(kind.value for kind in RepairKind)
     "--candidate",
     type=FILE,
     required=True,
-    help="The quantised model that serves: an ONNX file in QDQ form, or of decision trees.",
+    help="The quantised model that serves: an ONNX file (QDQ, weights in blocks, dynamic INT8, FP16, BF16, decision trees), or with --factory a file of weights.",
+)
+@click.option(
+    "--factory",
+    metavar="MODULE:FUNCTION",
+    default="",
+    help="Of a candidate in PyTorch: the function that makes it. It gets the path of --candidate, or no argument: then its module is filled with safetensors.",
 )
 @click.option(
     "--inputs",

@@ -428,10 +428,10 @@ def _of_candidate(candidate: ModelFile, reference: ModelFile | None) -> list[str
     """Return what follows from the form of the quantised file."""
     if candidate.is_trees:
         can = "diagnose and repair can name the columns whose thresholds damage a slice"
-    elif candidate.precision == "INT8 in QDQ form":
+    elif candidate.has_sites:
         can = "diagnose and repair can name the layers that damage a slice"
     else:
-        can = "it can be watched and gated, but diagnose needs the QDQ form"
+        can = "it can be watched and gated, but diagnose cannot name its layers: it needs operators of floating point, such as the QDQ form has"
     notes = [f"the candidate is {candidate.precision}: {can}"]
     if reference is not None:
         common = {spec.name for spec in candidate.outputs} & {spec.name for spec in reference.outputs}

@@ -14,6 +14,7 @@ from quantdrift.facts.diagnosis import (
     Clipping,
     Diagnosis,
     DiagnosisVerdict,
+    HalfUse,
     OffTensor,
     OffValues,
     WeightFault,
@@ -58,6 +59,10 @@ _MEANING: Final = {
             " preparation of inputs on both sides, too."
         ),
     ),
+    "resolution found": (
+        "The range is that of the largest values, found while the model runs, so few distinct levels are left for all others.",
+        "There is nothing to calibrate. Leave the named sites unquantised: for ONNX files `quantdrift repair` builds and measures it.",
+    ),
     "spread": ("No single site is the cause: several sites together do the damage.", ""),
     "input": (
         "No site restores more than chance does.",
@@ -95,6 +100,13 @@ _OF_WEIGHTS: Final = {
         "The weight of {site} was moved by whole steps, as methods such as GPTQ do on purpose; here that changes answers.",
         "Leave it unquantised, or let the method see inputs of this slice.",
     ),
+    "rounded in blocks": (
+        "The rounding of the weight of {site} changes the answers, though every {size} values have a scale of their own.",
+        (
+            "Leave it unquantised (nodes_to_exclude), or give it more bits or smaller blocks. For ONNX files `quantdrift repair` builds it in FP32 and"
+            " measures it."
+        ),
+    ),
     "rounded by channel": (
         "The rounding of the weight of {site} changes the answers, though each channel has a scale of its own.",
         "Leave it unquantised, or give it more bits.",
@@ -108,6 +120,26 @@ _OF_WEIGHTS: Final = {
         "Quantise it again from the reference, by channel, or leave it unquantised.",
     ),
 }
+
+
+# What 16 bits do to the results of an operator, and what to do about it.
+_OF_HALVES: Final = {
+    "above": (
+        "Results of {site} reach {largest:.3g}; the largest number in {kind} is {most:,.0f}, so larger ones become infinite.",
+        "Keep this operator in FP32 ({option}), or use BF16, which has the range of FP32. {repair}",
+    ),
+    "below": (
+        "{below} of the results of {site} are smaller than the smallest normal number in {kind}: they lose digits, or become 0.",
+        "Keep this operator in FP32 ({option}). {repair}",
+    ),
+    "rounded": (
+        "{kind} keeps {bits} bits of a number, and the answers depend on more than these of what {site} reads or computes.",
+        "Keep this operator in FP32 ({option}). {repair}",
+    ),
+}
+_OPTION: Final = "node_block_list of ONNX Runtime's converter"
+_REPAIR: Final = "`quantdrift repair` builds it and measures it."
+_MANY: Final = 0.01  # of the results
 
 
 def fault_words(tensor: OffTensor) -> str:
@@ -128,7 +160,11 @@ def diagnosed(diagnosis: Diagnosis, *, model: str, slice_name: str) -> list[str 
     """Return the diagnosis of a slice in paragraphs and tables."""
     others = f", elsewhere {part(diagnosis.elsewhere)}" if diagnosis.elsewhere is not None else ""
     damage = f"{part(diagnosis.flips)} of {diagnosis.n_items:,} answers change"
-    copied = f"The copy of the candidate reproduces {part(diagnosis.reproduced)} of its answers."
+    copied = (
+        f"The copy rounds each result to {diagnosis.emulated}, as the file says; kernels on a processor round less often, and a GPU can lose more."
+        if diagnosis.emulated
+        else f"The copy of the candidate reproduces {part(diagnosis.reproduced)} of its answers."
+    )
     if diagnosis.rounding:
         copied += f" The rest is rounding: scales that differ by a ten-thousandth change {part(diagnosis.rounding)}."
     if diagnosis.one_off:
@@ -157,9 +193,7 @@ def diagnosed(diagnosis: Diagnosis, *, model: str, slice_name: str) -> list[str 
         n_columns = len(head) - diagnosis.is_of_trees  # trees multiply nothing
         rows = tuple(_row(blamed)[:n_columns] for blamed in diagnosis.blamed)
         lines += ["", Table(head[:n_columns], rows), ""]
-        random_changes = (
-            "other roundings of the same size" if diagnosis.is_of_trees else "random changes of the ranges"
-        )
+        random_changes = _random_changes(diagnosis)
         measured_on = (
             "measured on the inputs that found the cause, for lack of others"
             if diagnosis.fresh_flips is None
@@ -169,12 +203,14 @@ def diagnosed(diagnosis: Diagnosis, *, model: str, slice_name: str) -> list[str 
             f"heals: share of the changed answers that heal when the site is in FP32, beside the sites above it; {measured_on}.",
             f"Each site restores more than {random_changes} do, on inputs on which it was not chosen.",
         ]
-        if all(blamed.used is not None for blamed in diagnosis.blamed):
+        if all(blamed.used is not None for blamed in diagnosis.blamed) and any(
+            site.startswith("W:") for site in diagnosis.one_off
+        ):
             lines.append("No weight is named.")
     lines += _left(diagnosis)
     if (
         diagnosis.one_off
-        and not diagnosis.is_of_trees
+        and not (diagnosis.is_of_trees or diagnosis.emulated)
         and not any(site.startswith("A:") for site in diagnosis.one_off)
     ):
         lines.append("The candidate has no activation range that can be switched, so none can be named.")
@@ -183,6 +219,14 @@ def diagnosed(diagnosis: Diagnosis, *, model: str, slice_name: str) -> list[str 
             f"{len(diagnosis.unmatched)} weights could not be found in the reference and stayed quantised: {', '.join(diagnosis.unmatched[:3])}"
         )
     return [*lines, "", f"What to do: {_to_do(diagnosis)}"]
+
+
+def _random_changes(diagnosis: Diagnosis) -> str:
+    """Return what a placebo changes."""
+    if diagnosis.is_of_trees or diagnosis.emulated:
+        return "other roundings of the same size"
+    has_ranges = any(site.startswith("A:") for site in diagnosis.one_off)
+    return "random changes of the ranges" if has_ranges else "random changes of the steps"
 
 
 def _of_files(diagnosis: Diagnosis) -> list[str]:
@@ -247,6 +291,8 @@ def _meanings(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         if word == "weights"
         else _of_others(diagnosis)
         if word == "not this slice"
+        else _of_half(diagnosis)
+        if word == "precision"
         else _MEANING[word]
         for word in _words(diagnosis)
     ]
@@ -261,10 +307,27 @@ def _of_weight(diagnosis: Diagnosis) -> tuple[str, str]:
         word = max(first.off, key=lambda tensor: tensor.share).fault.value
     elif not diagnosis.n_tensors:
         word = "unknown"
+    elif first.block_size:
+        word = "rounded in blocks"
     else:
         word = "rounded by channel" if first.is_by_channel else "rounded"
     meaning, remedy = _OF_WEIGHTS[word]
-    return meaning.format(site=first.site), remedy
+    return meaning.format(site=first.site, size=first.block_size), remedy
+
+
+def _of_half(diagnosis: Diagnosis) -> tuple[str, str]:
+    """Return what 16 bits do to the first operator that is named for them."""
+    blamed, half = next((each, each.half) for each in diagnosis.blamed if each.cause.value == "precision")
+    assert half is not None
+    word = "above" if half.above else "below" if half.below > _MANY else "rounded"
+    meaning, remedy = _OF_HALVES[word]
+    if half.kind != "FP16":
+        remedy = remedy.replace(", or use BF16, which has the range of FP32", "")
+    figures = {"largest": half.largest, "most": half.most, "kind": half.kind, "bits": half.bits}
+    return (
+        meaning.format(site=blamed.site, below=part(half.below), **figures),
+        remedy.format(option=_OPTION, repair=_REPAIR),
+    )
 
 
 def _of_others(diagnosis: Diagnosis) -> tuple[str, str]:
@@ -301,6 +364,8 @@ def _words(diagnosis: Diagnosis) -> list[str]:
     words = [cause.value for cause in diagnosis.causes]
     if diagnosis.is_of_trees:
         words = ["input of trees" if word == "input" else word for word in words]
+    if diagnosis.blamed and diagnosis.blamed[0].is_dynamic:
+        words = ["resolution found" if word == "resolution" else word for word in words]
     if diagnosis.clipping is None:
         return words
     own = {"saturation": "clipping"}
@@ -386,10 +451,17 @@ def _row(blamed: Blamed) -> tuple[str, ...]:
 def _why(blamed: Blamed) -> str:
     if blamed.off:
         return fault_words(max(blamed.off, key=lambda tensor: tensor.share))
+    if blamed.half is not None:
+        return _of_results(blamed.half)
     if blamed.weight_error is not None:
         return f"weights are off by {part(blamed.weight_error)}"
     if blamed.values is not None:
         return _of_values(blamed.values)
+    return _of_range(blamed)
+
+
+def _of_range(blamed: Blamed) -> str:
+    """Return how an activation range is used."""
     if blamed.used is None or blamed.levels is None:
         return "weights and what goes in together"
     of = f" of [{blamed.low:.3g}, {blamed.high:.3g}]" if blamed.low is not None else ""
@@ -399,6 +471,15 @@ def _why(blamed: Blamed) -> str:
     if blamed.elsewhere_used is not None:
         elsewhere = f" (elsewhere {part(blamed.elsewhere_used)}, {blamed.elsewhere_levels:.0f})"
     return f"uses {part(blamed.used)}{of}, {blamed.levels:.0f} levels{elsewhere}"
+
+
+def _of_results(half: HalfUse) -> str:
+    """Return how the results of an operator fit into 16 bits."""
+    if half.above:
+        return f"{part(half.above)} of its results are above {half.most:,.0f}"
+    if half.below > _MANY:
+        return f"{part(half.below)} of its results lose digits: they are too small"
+    return f"{half.bits} bits of a number; results up to {half.largest:.3g}"
 
 
 def _of_values(values: OffValues) -> str:

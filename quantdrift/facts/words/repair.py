@@ -164,10 +164,16 @@ def _advice(repairs: Repaired) -> list[str]:
     if best is not None:
         file, words = out / best.repair.file(number), _KINDS[best.repair.kind]
         lines.append(f"{capital(words)}: {file}")
+        if best.repair.suffix != ".onnx":
+            lines.append(
+                "It has the FP32 weights of these layers, by their names in the module: set them behind the function that makes the candidate, and"
+                " serve that under a version of its own."
+            )
         routed = [candidate, f"--route={repairs.slice}={file}", f"--against={candidate}"]
         served = routed if best.repair.is_routed else [str(file)]
         command = shlex.join(["quantdrift", "gate", *served, "--live", *repairs.gate_options])
-        lines.append(f"Next, judge it on live traffic: {command}")
+        if best.repair.suffix == ".onnx":
+            lines.append(f"Next, judge it on live traffic: {command}")
         if best.result is RepairOutcome.MORE_ITEMS and best.decision:
             lines.append(_missing(best.decision, is_weighted=repairs.is_weighted))
     elif measured[0].result in {RepairOutcome.PASSES, RepairOutcome.RESTORES}:

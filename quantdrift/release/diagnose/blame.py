@@ -68,9 +68,10 @@ from quantdrift.facts.diagnosis import (
 )
 from quantdrift.models.comparators.protocol import Divergences, Flags, Values
 from quantdrift.models.tensors.arrays import Array, Outputs
-from quantdrift.release.diagnose.copies import AGREEMENT, CLOSENESS, Copy, difference_of
-from quantdrift.release.diagnose.kernels import REMEDY, kernels_of, others_among, said_of
+from quantdrift.release.diagnose.copies import AGREEMENT, CLOSENESS, Copy, changed, difference_of, joined
+from quantdrift.release.diagnose.kernels import REMEDY, REMEDY_OF_BLOCKS, kernels_of, others_among, said_of
 from quantdrift.release.diagnose.probes import RangeUse, range_use, weight_errors
+from quantdrift.release.halves import HalfCopy
 from quantdrift.release.origin import Origins, named, origins_of
 from quantdrift.release.sites import Site, SiteKind
 
@@ -145,14 +146,14 @@ class _Exemplars:
         self._expected = copy.expected(inputs)
         self._cap = cap
         divergences = compare(copy.run(inputs), self._expected)
-        self.base_flip: Flags = np.nan_to_num(divergences.flip) > 0
+        self.base_flip: Flags = changed(divergences)
         self._n_flips = float(self.base_flip.sum())
         self.base = _loss(divergences, cap)
 
     def flip(self, restored: Iterable[int]) -> Flags:
         """Return which exemplars flip with some sites in FP32."""
         divergences = self._compare(self._copy.run(self.inputs, restored), self._expected)
-        flips: Flags = np.nan_to_num(divergences.flip) > 0
+        flips: Flags = changed(divergences)
         return flips
 
     def placebos(
@@ -233,12 +234,12 @@ def diagnose(
     rng = np.random.default_rng(seed)
     elsewhere = elsewhere if elsewhere is not None and _n_items(elsewhere) else None
     n_items = _n_items(inside)
-    pool = inside if damaged is None else _joined(inside, damaged)
-    inputs = pool if elsewhere is None else _joined(pool, elsewhere)
+    pool = inside if damaged is None else joined([inside, damaged])
+    inputs = pool if elsewhere is None else joined([pool, elsewhere])
     expected, own = copy.expected(inputs), copy.run(inputs)
     checked = _checked(copy, compare, inputs, expected=expected, own=own, rng=rng)
     divergences = compare(own, expected)
-    flips = np.nan_to_num(divergences.flip) > 0
+    flips = changed(divergences)
     n_pool = _n_items(pool)
     flip, others = flips[:n_items], None if elsewhere is None else float(flips[n_pool:].mean())
     fresh = _reserved(flip, rng) if keep_aside else np.arange(0)
@@ -261,6 +262,7 @@ def diagnose(
         n_tensors=origins.n_tensors,
         difference=checked.difference,
         unmatched=copy.unmatched,
+        emulated=copy.kind if isinstance(copy, HalfCopy) else "",
     )
     if n_items < FEWEST_ITEMS:
         return diagnosis
@@ -302,7 +304,14 @@ def diagnose(
         else _Fresh(copy, compare, elsewhere, _taken(expected, np.arange(n_pool, _n_items(inputs))))
     )
     blamed = _blamed(
-        copy, kept, uses=uses, origins=origins, left=left, others_left=others_left, flip_of=flip_of
+        copy,
+        kept,
+        uses=uses,
+        origins=origins,
+        left=left,
+        others_left=others_left,
+        flip_of=flip_of,
+        damaged=_taken(pool, bad),
     )
     clipping = _clipping(
         copy,
@@ -375,14 +384,14 @@ def _checked(
     rounding = 0.0
     # One may be a tie that rounds otherwise, however few items there are.
     if others > 1 and reproduced < AGREEMENT:
-        changed = []
+        counts = []
         for _ in range(_ROUNDINGS):
             factors = 1.0 + _JITTER * rng.integers(-1, 2, len(copy.sites))
-            changed.append(_n_changed(compare(copy.run(inputs, (), factors), own)))
-        rounding = max(changed) / n_items
-        if others > 2 * max(changed):
+            counts.append(_n_changed(compare(copy.run(inputs, (), factors), own)))
+        rounding = max(counts) / n_items
+        if others > 2 * max(counts):
             flips = _n_changed(compare(copy.served(inputs), expected)) / n_items
-            at_these = _taken(inputs, np.flatnonzero(np.nan_to_num(by_kernels.flip) > 0))
+            at_these = _taken(inputs, np.flatnonzero(changed(by_kernels)))
             _check_kernels(copy, at_these, reproduced=reproduced, rounding=rounding, flips=flips)
     errors = [error.relative for error in weight_errors(copy).values()]
     if errors and float(np.median(errors)) > _FOREIGN:
@@ -415,13 +424,14 @@ def _check_kernels(
     if others:
         raise OperatorError(f"{head}, in {said_of(others)}. {REMEDY}")
     raise OperatorError(
-        f"{head}, though no operator does where it is run alone. No site can be named with these kernels. {REMEDY}"
+        f"{head}, though no operator does where it is run alone. No site can be named with these kernels."
+        f" {REMEDY_OF_BLOCKS if any(site.block_size for site in copy.sites) else REMEDY}"
     )
 
 
 def _n_changed(found: Divergences) -> int:
     """Return the number of items whose decision differs."""
-    return int(np.nan_to_num(found.flip).sum())
+    return int(changed(found).sum())
 
 
 def _reserved(flip: Flags, rng: Generator) -> Rows:
@@ -440,10 +450,6 @@ def _reserved(flip: Flags, rng: Generator) -> Rows:
 
 def _n_items(inputs: Mapping[str, Array]) -> int:
     return len(next(iter(inputs.values())))
-
-
-def _joined(inside: Mapping[str, Array], elsewhere: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: np.concatenate([array, elsewhere[name]]) for name, array in inside.items()}
 
 
 def _chosen(flip: Flags, n_items: int, fresh: Rows, rng: Generator) -> tuple[Rows, Rows]:
@@ -599,7 +605,7 @@ class _Fresh:
         if not _n_items(self._inputs):
             return None
         divergences = self._compare(self._copy.run(self._inputs, restored), self._expected)
-        flips: Flags = np.nan_to_num(divergences.flip) > 0
+        flips: Flags = changed(divergences)
         return flips
 
     def flips(self, restored: Iterable[int]) -> float | None:
@@ -718,6 +724,7 @@ def _blamed(
     left: _Fresh,
     others_left: _Fresh | None,
     flip_of: _FlipOf,
+    damaged: Mapping[str, Array],
 ) -> tuple[Blamed, ...]:
     """Return the named sites with what explains each."""
     if not steps:
@@ -746,6 +753,15 @@ def _blamed(
                 weight_error=errors[step.site].relative,
                 off=tuple(tensor for tensor in origins.off if tensor.site == step.site),
                 is_by_channel=site.axis is not None,
+                block_size=site.block_size,
+            )
+        elif isinstance(copy, HalfCopy):
+            off = tuple(tensor for tensor in origins.off if tensor.site == step.site)
+            blamed = msgspec.structs.replace(
+                blamed,
+                cause=Cause.WEIGHTS if off else Cause.PRECISION,
+                off=off,
+                half=copy.use_of(step.site, damaged),
             )
         elif site.kind in _OWN_CAUSE:
             blamed = msgspec.structs.replace(blamed, cause=_OWN_CAUSE[site.kind], values=site.values)
@@ -774,6 +790,7 @@ def _explained(one: Blamed, site: Site, use: RangeUse, other: RangeUse | None) -
         step=float(site.scale) if is_one else None,
         elsewhere_used=float(other.used.mean()) if other is not None else None,
         elsewhere_levels=float(other.levels.mean()) if other is not None else None,
+        is_dynamic=site.is_dynamic,
         contrast=_contrast(use, other) if other is not None else None,
     )
 

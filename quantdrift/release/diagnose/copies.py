@@ -1,15 +1,18 @@
 """What a diagnosis needs of a copy of a candidate whose sites can be switched to FP32."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 
+from quantdrift.core.errors import OperatorError
+from quantdrift.models.comparators.protocol import Divergences, Flags
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.release.sites import Site, Weight
 
+_MASK: Final = "attention_mask"
 _TINY: Final = 1e-30
 AGREEMENT: Final = 0.999
 """Smallest share of equal decisions of copy and candidate with which the copy says anything about the candidate."""
@@ -68,6 +71,45 @@ class Copy(Protocol):
 
     def expected(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return what the reference computes."""
+
+
+class RepairableCopy(Copy, Protocol):
+    """A copy of a candidate that can compute repaired ones, too."""
+
+    def runner(self, model: bytes) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+        """Return what computes a repaired candidate."""
+
+
+def changed(found: Divergences) -> Flags:
+    """Return which answers changed : (items,). One with NaN or infinity where the reference has none is another answer."""
+    flags: Flags = (np.nan_to_num(found.flip) > 0) | (found.reference_finite & ~found.candidate_finite)
+    return flags
+
+
+def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the items of several parts, one after the other, by the name of the input.
+
+    Texts of different lengths are filled up with zeros, tokens and mask alike, where there is an attention mask: a model reads nothing there.
+
+    Raises
+    ------
+    OperatorError
+        Items have different shapes, and no mask says what is filled up.
+    """
+    by_name = {name: [part[name] for part in parts if len(part[name])] for name in parts[0]}
+    if any(len({array.shape[1:] for array in arrays}) > 1 for arrays in by_name.values()):
+        masked = any(_MASK in name for name in by_name)
+        if not masked or any(array.ndim != 2 for arrays in by_name.values() for array in arrays):
+            raise OperatorError(
+                "the inputs have different shapes: give inputs of one shape. Texts may have different lengths where the model has an input"
+                f" `{_MASK}`, and all of its inputs are one number for each token"
+            )
+        longest = {name: max(array.shape[1] for array in arrays) for name, arrays in by_name.items()}
+        by_name = {
+            name: [np.pad(array, ((0, 0), (0, longest[name] - array.shape[1]))) for array in arrays]
+            for name, arrays in by_name.items()
+        }
+    return {name: np.concatenate(arrays) if arrays else parts[0][name] for name, arrays in by_name.items()}
 
 
 def difference_of(copy: Copy, inputs: Mapping[str, Array], expected: Mapping[str, Any]) -> float:

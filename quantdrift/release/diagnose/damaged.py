@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 
 from quantdrift.core.clusters import OTHER_ID, cluster_slice, novel_input
 from quantdrift.core.config.schema import Config, Model, Reference, Slice
-from quantdrift.core.diagnosable import repair_problem, slice_problem
+from quantdrift.core.diagnosable import slice_problem
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Exemplar, ExemplarKind
 from quantdrift.core.slices import ALL, SliceKey
@@ -48,19 +47,6 @@ class Damaged(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[Slice, ...]
     version: str = ""
     problems: list[str] = []
-
-    @property
-    def onnx(self) -> Path:
-        """The ONNX file of the reference.
-
-        Raises
-        ------
-        OperatorError
-            It is not an ONNX file.
-        """
-        if problem := repair_problem(self.model, self.reference):
-            raise OperatorError(problem)
-        return Path(self.reference.path)
 
     def exemplars(
         self, *, client_name: str, is_wanted: Callable[[str], bool]

@@ -138,7 +138,7 @@ def diagnose(
     alert
         The number of the alert.
     candidate
-        The quantised model that serves: an ONNX file in QDQ form or of decision trees, an exported program, or with `factory` a file of weights.
+        The quantised model that serves: an ONNX file (QDQ, weights in blocks, dynamic INT8, FP16, BF16, decision trees), an exported program, or with `factory` a file of weights.
     inputs
         Recorded inputs: a .npz or .safetensors file, or a folder of them; None: the exemplars of the slice, or what waits in the stream.
     config, data

@@ -31,6 +31,11 @@ REMEDY: Final = (
     " in the server's session options; or, if the server has VNNI, run this on such a processor"
 )
 
+REMEDY_OF_BLOCKS: Final = (
+    "Products with weights in blocks round what goes into them to 8 bits at an accuracy level of 4, with kernels that not every processor has:"
+    " quantise with accuracy_level=1, or set `session.qdq_matmulnbits_accuracy_level` to 1 in the server's session options"
+)
+
 
 class OtherKernel(msgspec.Struct, frozen=True, kw_only=True):
     """An operator whose kernel computes something else.
@@ -53,7 +58,7 @@ class OtherKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 def kernels_of(candidate: Path, inputs: Mapping[str, Array], threads: int = 1) -> tuple[OtherKernel, ...]:
     """Return how the kernel of each operator that can be run alone differs from the file on at most 64 of these inputs, the worst first."""
-    graph = Graph(loaded(candidate, "candidate"), candidate)
+    graph = Graph(loaded(candidate, "candidate"), candidate, only=())
     few = {name: array[:_ITEMS] for name, array in inputs.items()}
     values = _values(graph, candidate, few, threads)
     kernels = []

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.release.diagnose.copies import Copy
-from quantdrift.release.sites import Site, along
+from quantdrift.release.scales import along
+from quantdrift.release.sites import Site
 
 Values = npt.NDArray[np.float64]
 _STEP: Final = 16  # items whose activations are in memory together

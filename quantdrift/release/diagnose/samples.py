@@ -19,7 +19,7 @@ from quantdrift.models.comparators.registry import comparator_of
 from quantdrift.models.tensors.arrays import Array, Outputs
 from quantdrift.models.tensors.codec import decode
 from quantdrift.models.tensors.features import features_of
-from quantdrift.release.diagnose.copies import AGREEMENT, Copy
+from quantdrift.release.diagnose.copies import AGREEMENT, Copy, joined
 from quantdrift.release.gate.judge import Observed, observed
 from quantdrift.release.gate.offline import Compared, is_routable
 from quantdrift.release.recording import RecordedFile, RecordedItems, RecordingLayout, read
@@ -175,7 +175,7 @@ def check_served(samples: Samples, copy: Copy, compare: Callable[[Outputs, Outpu
         return
     inputs = samples.inside
     if samples.damaged is not None:
-        inputs = {name: np.concatenate([array, samples.damaged[name]]) for name, array in inputs.items()}
+        inputs = joined([inputs, samples.damaged])
     flips = compare(copy.served(inputs), samples.served).flip
     n_others = int(np.nan_to_num(flips).sum())
     if n_others > max(1.0, (1.0 - AGREEMENT) * len(flips)):
@@ -186,20 +186,14 @@ def check_served(samples: Samples, copy: Copy, compare: Callable[[Outputs, Outpu
 
 
 def _items_of(found: Sequence[Exemplar], names: Sequence[str]) -> dict[str, Array]:
-    parts: dict[str, list[Array]] = {name: [] for name in names}
+    parts = []
     for exemplar in found:
         tensors = {tensor.name: tensor for tensor in exemplar.exchange.inputs}
         if missing := [name for name in names if name not in tensors]:
             raise OperatorError(f"the exemplars have no input `{missing[0]}`, which the candidate takes")
         rows = [item.index for item in exemplar.items]
-        for name in names:
-            parts[name].append(_rows(tensors[name], rows))
-    try:
-        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
-    except ValueError as error:
-        raise OperatorError(
-            "the exemplars have inputs of different shapes: record inputs of one shape"
-        ) from error
+        parts.append({name: _rows(tensors[name], rows) for name in names})
+    return joined(parts) if parts else {name: np.empty(0) for name in names}
 
 
 def _served(found: Sequence[Exemplar], names: Sequence[str]) -> dict[str, Array] | None:
@@ -282,10 +276,7 @@ def all_recorded(
     items = observed(sliced, chosen.model, files)
     inside = items.members.get(chosen.name, np.arange(0))
     return Recording(
-        inputs={
-            name: np.concatenate([file.items.inputs[name] for file in files])
-            for name in files[0].items.inputs
-        },
+        inputs=joined([file.items.inputs for file in files]),
         names=[f"{file.items.path}:{row}" for file in files for row in range(len(file.items))],
         items=items,
         inside=inside,
@@ -411,13 +402,18 @@ def comparison(model: Model, copy: Copy) -> Callable[[Outputs, Outputs], Diverge
     Raises
     ------
     OperatorError
-        An exchange of the model is not a batch of items, or the task compares several outputs of an item together.
+        An exchange of the model is not a batch of items, or the candidate lacks an output that is compared.
     """
     if problem := task_problem(model):
         raise OperatorError(problem)
     comparator = comparator_of(model)
-    name = model.output or copy.outputs[0]
-    if name not in copy.outputs or (not model.output and len(copy.outputs) > 1):
+    names = comparator.outputs or ((model.output,) if model.output else copy.outputs)
+    if missing := [name for name in comparator.outputs if name not in copy.outputs]:
+        raise OperatorError(
+            f"the candidate has no output `{missing[0]}`, which model `{model.name}` compares: it has"
+            f" {', '.join(f'`{output}`' for output in copy.outputs)}"
+        )
+    if not comparator.outputs and (names[0] not in copy.outputs or len(names) > 1):
         raise OperatorError(
             f"the candidate has the outputs {', '.join(f'`{output}`' for output in copy.outputs)}: set `models.output` of model"
             f" `{model.name}` to the one that is compared"
@@ -425,7 +421,9 @@ def comparison(model: Model, copy: Copy) -> Callable[[Outputs, Outputs], Diverge
 
     def compare(candidate: Outputs, reference: Outputs) -> Divergences:
         try:
-            return comparator.compare({name: candidate[name]}, {name: reference[name]})
+            return comparator.compare(
+                {name: candidate[name] for name in names}, {name: reference[name] for name in names}
+            )
         except QuarantineError as error:
             raise OperatorError(f"the outputs cannot be compared: {error.detail}") from error
 
@@ -451,12 +449,12 @@ def _within(items: RecordedItems, rules: Sequence[Slice], chosen: SliceKey) -> F
 
 def _some(parts: Sequence[dict[str, Array]], most: int) -> dict[str, Array]:
     """Return the rows of all parts, evenly thinned to `most`."""
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    n_items = len(next(iter(joined.values())))
+    every = joined(parts)
+    n_items = len(next(iter(every.values())))
     if n_items <= most:
-        return joined
+        return every
     rows = thinned(np.arange(n_items), most)
-    return {name: array[rows] for name, array in joined.items()}
+    return {name: array[rows] for name, array in every.items()}
 
 
 def thinned(rows: IntArray, most: int) -> IntArray:

@@ -1,4 +1,4 @@
-"""Changed copies of an ONNX candidate in QDQ form: with other activation ranges, or with some sites in FP32.
+"""Changed copies of a quantised ONNX candidate: with other activation ranges, or with some sites in FP32.
 
 The candidate itself is edited, and nothing is quantised a second time by another tool: all that a repair does not change stays bit
 for bit as it is, whichever tool made the candidate. What ONNX Runtime expects of such a graph is kept:
@@ -10,6 +10,7 @@ for bit as it is, whichever tool made the candidate. What ONNX Runtime expects o
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ from onnx import helper, numpy_helper
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.models.tensors.arrays import Array
+from quantdrift.release.forms import BLOCKS, IN_BLOCKS, name_of
+from quantdrift.release.scales import along, dequantised
 from quantdrift.release.sites import (
     Graph,
     Pair,
@@ -26,8 +29,6 @@ from quantdrift.release.sites import (
     ReferenceWeights,
     Site,
     absorbed,
-    along,
-    dequantised,
     loaded,
     placed,
 )
@@ -43,7 +44,7 @@ class CandidateEdits:
     Parameters
     ----------
     candidate, reference
-        ONNX files; the candidate is in QDQ form.
+        ONNX files.
 
     Raises
     ------
@@ -83,29 +84,49 @@ class CandidateEdits:
         OperatorError
             The candidate has no such site.
         """
-        graph, placement = self._opened()
-        site_names = {site.name for site, _ in (*placement.activations, *placement.weights)}
-        if unknown := [name for name in names if name not in site_names]:
+        _, placement = self._opened(None)
+        sites = {site.name: site for site, _ in (*placement.activations, *placement.weights)}
+        if unknown := [name for name in names if name not in sites]:
             raise OperatorError(f"the candidate {self._path} has no site `{unknown[0]}`")
+        weights = {node for name in names if name.startswith("W:") for node in sites[name].nodes}
+        inputs = {node for name in names if name.startswith("A:") for node in sites[name].nodes}
+        # A product of a weight in blocks says itself that its input shall not be rounded.
+        exact = {node for node in inputs - weights if node in self._products}
+        graph, placement = self._opened((weights | inputs) - exact)
+        for node in graph.graph.node:
+            if name_of(node) in exact:
+                _set_level(node)
         added: dict[int, list[Any]] = defaultdict(list)
+        instead = {
+            **self._without_ranges(graph, placement, names, added),
+            **_with_weights(graph, placement, names, inputs),
+        }
+        _reconnect(graph, instead, added)
+        return _cleaned(graph)
+
+    def _without_ranges(
+        self, graph: Graph, placement: Placed, names: Collection[str], added: dict[int, list[Any]]
+    ) -> dict[str, str]:
+        """Return what takes the place of the ranges of these names, and of those that no operator of ONNX has."""
         instead: dict[str, str] = {}
         for site, pairs in placement.activations:
-            if site.name in names:
+            if site.name in names or pairs[0].quantise.op_type == BLOCKS:
                 for position, pair in enumerate(pairs):
                     label = f"{_PREFIX}{site.name}.{position}"
                     source = _put_back(graph, pair, self._reference, label, added)
                     instead |= {node.output[0]: source for node in pair.dequantise}
-        for site, matched in placement.weights:
-            if site.name in names:
-                for pair, weight in matched:
-                    output = pair.dequantise[0].output[0]
-                    instead[output] = _constant(graph, f"{_PREFIX}{output}", weight.raw)
-        _reconnect(graph, instead, added)
-        return _cleaned(graph)
+        return instead
 
-    def _opened(self) -> tuple[Graph, Placed]:
-        graph = Graph(onnx.ModelProto.FromString(self._bytes), self._path)
+    def _opened(self, only: Collection[str] | None = ()) -> tuple[Graph, Placed]:
+        """Return the graph, in which some nodes are written as pairs, with its sites; None: all of them are."""
+        graph = Graph(onnx.ModelProto.FromString(self._bytes), self._path, only)
         return graph, placed(graph, self._reference)
+
+    @cached_property
+    def _products(self) -> frozenset[str]:
+        """The names of the products with a weight in blocks, as in the reference."""
+        model = onnx.ModelProto.FromString(self._bytes)
+        return frozenset(name_of(node) for node in model.graph.node if node.op_type == IN_BLOCKS)
 
 
 def quantised_range(site: Site, low: float, high: float) -> tuple[float, int]:
@@ -115,6 +136,28 @@ def quantised_range(site: Site, low: float, high: float) -> tuple[float, int]:
         return max(max(-low, high) / site.highest, _SMALLEST), 0
     scale = max((high - low) / (site.highest - site.lowest), _SMALLEST)
     return scale, int(np.clip(np.rint(site.lowest - low / scale), site.lowest, site.highest))
+
+
+def _with_weights(
+    graph: Graph, placement: Placed, names: Collection[str], inputs: Collection[str]
+) -> dict[str, str]:
+    """Return what takes the place of the weights of these names, and of those in blocks that have to be dequantised.
+
+    `inputs` are nodes whose input is in FP32: ONNX Runtime would round it again before a weight in blocks.
+    """
+    instead: dict[str, str] = {}
+    for site, matched in placement.weights:
+        for pair, weight in matched:
+            output = pair.dequantise[0].output[0]
+            if site.name in names:
+                instead[output] = _constant(graph, f"{_PREFIX}{output}", weight.raw)
+            elif output in graph.grids and (output in graph.written or site.place in inputs):
+                instead[output] = _constant(graph, f"{_PREFIX}{output}", weight.served)
+    for pair, served in placement.as_served:
+        output = pair.dequantise[0].output[0]
+        if output in graph.written:
+            instead[output] = _constant(graph, f"{_PREFIX}{output}", served)
+    return instead
 
 
 def _set_range(graph: Graph, site: Site, pairs: Iterable[Pair], low: float, high: float) -> None:
@@ -134,6 +177,14 @@ def _set_range(graph: Graph, site: Site, pairs: Iterable[Pair], low: float, high
             node.input.extend([source, *names])
 
 
+def _set_level(node: Any) -> None:
+    """Let a product with a weight in blocks compute with its input in FP32."""
+    kept = [attribute for attribute in node.attribute if attribute.name != "accuracy_level"]
+    copies = [type(attribute).FromString(attribute.SerializeToString()) for attribute in kept]
+    del node.attribute[:]
+    node.attribute.extend([*copies, helper.make_attribute("accuracy_level", 1)])
+
+
 def _rescale_bias(graph: Graph, node: Any, raw: Mapping[str, Array]) -> None:
     """Give a stored integer bias the scale of its input times that of its weight."""
     sources = [source for name in node.input[:3] if (source := graph.producer.get(name)) is not None]
@@ -146,7 +197,7 @@ def _rescale_bias(graph: Graph, node: Any, raw: Mapping[str, Array]) -> None:
     if data_scale is None or weight_scale is None or integers is None or integers.dtype != np.int32:
         return
     old = graph.scale(bias, integers.ndim)
-    values = raw.get(bias.input[0], dequantised(integers, old.scale, old.zero_point, old.axis))
+    values = raw.get(bias.input[0], dequantised(integers, old))
     scale = np.asarray(data_scale * weight_scale, np.float64)
     scale = scale.reshape(()) if scale.size == 1 else scale.reshape(-1)
     axis = None if scale.ndim == 0 else 0

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -43,13 +43,15 @@ from quantdrift.facts.gate import Decision, Kind, Outcome
 from quantdrift.facts.repairs import FlipChange, MeasuredRepair, NotBuilt, Repair, RepairKind, RepairOutcome
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.release.diagnose.blame import Compare
+from quantdrift.release.diagnose.copies import RepairableCopy, changed
 from quantdrift.release.diagnose.samples import Recording, thinned
 from quantdrift.release.gate.judge import Asked, Observed, judge
 from quantdrift.release.gate.observations import united
+from quantdrift.release.halves import HalfCopy
 from quantdrift.release.repair.edits import CandidateEdits, quantised_range
-from quantdrift.release.sites import SwitchableCopy, outputs_of, session_of
+from quantdrift.release.sites import SiteKind, SwitchableCopy
 from quantdrift.release.timing import times_in_turn
-from quantdrift.release.trees import TreeCopy
+from quantdrift.release.trees import OnnxCopy, TreeCopy
 
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 MOST_OF_SLICE: Final = 64
@@ -96,7 +98,7 @@ class Workbench:
 
     def __init__(
         self,
-        copy: SwitchableCopy | TreeCopy,
+        copy: RepairableCopy,
         compare: Compare,
         *,
         candidate: Path,
@@ -119,7 +121,7 @@ class Workbench:
         self._work = work
         self._fresh = fresh
         self._rng = rng
-        self._edits = copy if isinstance(copy, TreeCopy) else CandidateEdits(candidate, reference)
+        self._edits: Any = CandidateEdits(candidate, reference) if isinstance(copy, SwitchableCopy) else copy
         self._inside: BoolArray = np.isin(fresh, recording.inside)
         self._of_slice = np.intersect1d(work, recording.inside)
 
@@ -178,13 +180,13 @@ class Workbench:
         runs: dict[bytes, _Run] = {b"": self._copy.expected}
         for repair in repairs:
             if repair.model not in runs:
-                runs[repair.model] = self._run(repair)
+                runs[repair.model] = self._copy.runner(repair.model)
         taken = self._taken(self._fresh)
         expected = self._copy.expected(taken)
         before = self._flips(self._copy.served(taken), expected)
-        served_s, *times = self._times([self._copy.served, *runs.values()])
+        served_s, *times = self._times(self._clocked(runs))
         of_model = dict(zip(runs, times, strict=True))
-        size, reference_size = (path.stat().st_size for path in (self._candidate, self._reference))
+        size, reference_size = (_n_bytes(path) for path in (self._candidate, self._reference))
         share = self._share
         measured = []
         for repair in repairs:
@@ -220,7 +222,7 @@ class Workbench:
                     worse=worse,
                     is_above=any(change.after > budget for change in flips.values()),
                     time_ratio=share * cost + 1 - share if repair.is_routed else cost,
-                    n_bytes=(len(repair.model) or reference_size) + (size if repair.is_routed else 0),
+                    n_bytes=(len(repair.model) or reference_size) + (size if repair.is_beside else 0),
                     decision=decision,
                     cut=_changes(cut),
                 )
@@ -238,7 +240,13 @@ class Workbench:
             return ""
         if kind is not RepairKind.FP32_SITES:
             return self._uncalibrated(found)
-        return "" if self._named(found) else "no single site is to blame"
+        names = self._named(found)
+        return self._unfillable(names[0]) if names else "no single site is to blame"
+
+    def _unfillable(self, names: Sequence[str]) -> str:
+        """Return why layers of a module cannot get the reference's weights; empty: they can, or it is none."""
+        unfillable: Callable[[Sequence[str]], str] | None = getattr(self._copy, "unfillable", None)
+        return "" if unfillable is None else unfillable(names)
 
     def _named(self, found: Diagnosis) -> list[tuple[str, ...]]:
         """Return the sites to put into FP32: the first named one, the first two, and so on; of trees in which none is named, all."""
@@ -249,8 +257,8 @@ class Workbench:
 
     def _uncalibrated(self, found: Diagnosis) -> str:
         """Return why calibration cannot help; empty: it may."""
-        if isinstance(self._copy, TreeCopy):
-            return "decision trees have no activation ranges that could be calibrated"
+        if why := _without_ranges(self._copy):
+            return why
         if found.blamed and all(blamed.cause is Cause.WEIGHTS for blamed in found.blamed):
             return "the damage is in weights, and calibration changes activation ranges only"
         if len(self._of_slice) < FEWEST_OF_SLICE:
@@ -266,11 +274,13 @@ class Workbench:
             return [
                 Repair(
                     kind=kind,
-                    model=self._edits.in_fp32(names).SerializeToString(),
+                    model=_bytes_of(self._edits.in_fp32(names)),
                     is_routed=False,
                     sites=names,
+                    suffix=".onnx" if isinstance(self._copy, OnnxCopy) else ".safetensors",
                 )
                 for names in self._named(found)
+                if not self._unfillable(names)
             ]
         return [self._calibrated(kind)]
 
@@ -292,7 +302,7 @@ class Workbench:
             for ranges in self._copy.ranges(self._taken(rows), kept)
         ]
         models = [self._edits.with_ranges(ranges).SerializeToString() for ranges in every]
-        flips = [self._flips_of(model, kind, sides) for model in models] if len(models) > 1 else []
+        flips = [self._flips_of(model, sides) for model in models] if len(models) > 1 else []
         best = int(np.argmin(flips)) if flips else 0
         return Repair(
             kind=kind,
@@ -349,16 +359,14 @@ class Workbench:
             worst = np.maximum(worst, np.square(cut).mean(axis=1) / (float(site.scale) ** 2 / 12))
         return worst
 
-    def _flips_of(self, model: bytes, kind: RepairKind, sides: Sequence[IntArray]) -> float:
+    def _flips_of(self, model: bytes, sides: Sequence[IntArray]) -> float:
         """Return the share of flips on some items of the slice, or on some others where it is larger: a repair must not damage them."""
-        session = session_of(model, kind.value, 1)
+        run = self._copy.runner(model)
         shares = []
         for rows in sides:
             if len(rows):
                 taken = self._taken(rows)
-                flips = self._flips(
-                    outputs_of(session, self._copy.outputs, taken), self._copy.expected(taken)
-                )
+                flips = self._flips(run(taken), self._copy.expected(taken))
                 shares.append(float(np.nan_to_num(flips).mean()))
         return max(shares)
 
@@ -366,12 +374,16 @@ class Workbench:
         return {name: array[rows] for name, array in self._inputs.items()}
 
     def _flips(self, outputs: Mapping[str, Array], expected: Mapping[str, Array]) -> FloatArray:
-        flips: FloatArray = self._compare(outputs, expected).flip
-        return flips
+        """Return which answers change : (items,), 1 or 0; NaN: the comparator does not say."""
+        found = self._compare(outputs, expected)
+        return np.where(changed(found), 1.0, found.flip)
 
-    def _run(self, repair: Repair) -> _Run:
-        session = session_of(repair.model, repair.kind.value, 1)
-        return lambda inputs: outputs_of(session, self._copy.outputs, inputs)
+    def _clocked(self, runs: Mapping[bytes, _Run]) -> list[_Run]:
+        """Return what computes the candidate and each model as a server on this machine does."""
+        if not isinstance(self._copy, HalfCopy):
+            return [self._copy.served, *runs.values()]
+        kernels = [self._copy.expected if not model else self._copy.kernels(model) for model in runs]
+        return [self._copy.kernels(b""), *kernels]
 
     def _times(self, runs: Sequence[_Run]) -> list[float]:
         """Return the processor time of a batch of each model, in seconds: the median of rounds in which all run in turn."""
@@ -401,6 +413,32 @@ def halves(recording: Recording, slice_name: str, rng: Generator) -> tuple[IntAr
             if first[here].sum() >= FEWEST_ITEMS:
                 break
     return np.flatnonzero(first[of_item]), np.intersect1d(np.flatnonzero(~first[of_item]), fair)
+
+
+def _bytes_of(model: Any) -> bytes:
+    return model if isinstance(model, bytes) else bytes(model.SerializeToString())
+
+
+def _n_bytes(path: Path) -> int:
+    """Return the length of a file, or of all in a folder."""
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return sum(each.stat().st_size for each in files)
+
+
+def _without_ranges(copy: RepairableCopy) -> str:
+    """Return why a candidate has no range that could be calibrated; empty: it has."""
+    if isinstance(copy, TreeCopy):
+        return "decision trees have no activation ranges that could be calibrated"
+    if isinstance(copy, HalfCopy):
+        return f"numbers in {copy.kind} have no ranges that could be calibrated"
+    if not isinstance(copy, SwitchableCopy):
+        return "the ranges of a module are set by the function that makes it: calibrate there"
+    ranges = [site for site in copy.sites if site.kind is SiteKind.ACTIVATION]
+    if not ranges:
+        return "no activation is quantised, so there is no range that could be calibrated"
+    if all(site.is_dynamic for site in ranges):
+        return "its ranges are found while it runs, so there is nothing to calibrate"
+    return ""
 
 
 def _changes(items: Observed) -> dict[str, FlipChange]:

@@ -10,6 +10,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from quantdrift.core.config.schema import Runtime
+from quantdrift.core.diagnosable import repair_problem
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import ExemplarKind, Predicate, Verdict
 from quantdrift.core.slices import SliceKey
@@ -22,7 +24,7 @@ from quantdrift.facts.words.repair import details, repaired, sentence
 from quantdrift.release.diagnose.blame import Compare, diagnose
 from quantdrift.release.diagnose.copies import Copy
 from quantdrift.release.diagnose.damaged import Damaged, damaged
-from quantdrift.release.diagnose.diagnose import SWITCHING
+from quantdrift.release.diagnose.diagnose import SWITCHING, open_copy
 from quantdrift.release.diagnose.samples import (
     MOST_ELSEWHERE,
     MOST_INSIDE,
@@ -43,7 +45,6 @@ from quantdrift.release.recording import layout_of, parts_of
 from quantdrift.release.repair.remedies import Workbench, halves
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File, Setting, existing
-from quantdrift.release.trees import copy_of_onnx
 from quantdrift.storage.alerts.alerts import FindingKind
 
 _FORMAT: Final = 1
@@ -133,6 +134,7 @@ def repair(
     data: File | None = None,
     model: str = "",
     slice: str = "",  # noqa: A002 -- the word of the product
+    factory: str = "",
     reference: int | None = None,
     only: Sequence[str] = (),
     alpha: float = 0.05,
@@ -151,7 +153,8 @@ def repair(
     alert
         The number of the alert.
     candidate
-        The quantised model that serves: an ONNX file in QDQ form, or of decision trees.
+        The quantised model that serves: an ONNX file (QDQ, weights in blocks, dynamic INT8, FP16, BF16, decision trees), or with `factory` a file
+        of weights.
     out
         A new folder for the repaired models.
     inputs
@@ -184,7 +187,15 @@ def repair(
     )
     if folder.exists() and any(folder.iterdir()):
         raise OperatorError(f"--out {folder} is not empty, and nothing is overwritten: name a new folder")
-    copy = copy_of_onnx(file, case.onnx, columns=case.model.columns)
+    if problem := repair_problem(case.model, case.reference):
+        raise OperatorError(problem)
+    is_onnx = case.reference.runtime is Runtime.ONNX
+    if not is_onnx and not factory:
+        raise OperatorError(
+            f"the reference of model `{case.model.name}` is in PyTorch: give the function that makes the candidate of its weights with --factory"
+            " package.module:function. An exported program is not repaired: export it again without the named layers"
+        )
+    copy: Any = open_copy(case.model, case.reference, file, factory=factory, digest="", threads=1)
     compare = comparison(case.model, copy)
     if inputs is None:
         recording = _exemplars(case, copy, compare)
@@ -214,7 +225,7 @@ def repair(
             copy,
             compare,
             candidate=file,
-            reference=case.onnx,
+            reference=Path(case.reference.path),
             recording=recording,
             slice_name=case.slice.name,
             work=work,
@@ -339,7 +350,9 @@ def _record(
             "model": repairs.model,
             "slice": repairs.slice,
             "candidate": _digest(candidate.read_bytes()),
-            "reference": _digest(case.onnx.read_bytes()),
+            "reference": _digest(Path(case.reference.path).read_bytes())
+            if Path(case.reference.path).is_file()
+            else None,
             "seed": seed,
             "inputs": recording.source,
             "diagnosis": repairs.diagnosis,

@@ -5,20 +5,22 @@ layer of another class than the reference's, or one that quantises what goes in 
 whole (`L:`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch.utils.flop_counter import FlopCounterMode
 
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError
 from quantdrift.models.runtimes.pytorch.errors import ERRORS
-from quantdrift.models.runtimes.pytorch.program import load_candidate
+from quantdrift.models.runtimes.pytorch.program import Program, load_candidate
 from quantdrift.models.runtimes.pytorch.runtime import TorchRuntime, zeros_of
+from quantdrift.models.tensors.arrays import Array
 from quantdrift.release.diagnose.pytorch.copy import Switched, TorchCopy, reference_of, shares
 from quantdrift.release.diagnose.pytorch.switches import LayerSwitch, RangeSwitch, Switch, WeightSwitch
 from quantdrift.release.sites import Site, SiteKind, Weight
@@ -71,7 +73,83 @@ def copy_of_modules(
         unmatched=tuple(search.unmatched),
         costs=_costs(runtime, search.sites),
     )
-    return TorchCopy(model, program, served, runtime, switched)
+    return ModuleCopy(model, program, served, runtime, switched, candidate=candidate, factory=factory)
+
+
+class ModuleCopy(TorchCopy):
+    """A copy of a candidate that a factory makes, and repairs of it: layers that get the reference's weights.
+
+    Parameters
+    ----------
+    model, program, served, runtime, found
+        As of `TorchCopy`.
+    candidate
+        The file of the candidate's weights.
+    factory
+        `package.module:function` that makes the candidate.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        program: Program,
+        served: Program,
+        runtime: TorchRuntime,
+        found: Switched,
+        *,
+        candidate: Path,
+        factory: str,
+    ) -> None:
+        super().__init__(model, program, served, runtime, found)
+        self._model, self._candidate, self._factory = model, candidate, factory
+
+    def unfillable(self, names: Collection[str]) -> str:
+        """Return why layers of these sites cannot get the reference's weights; empty: they can."""
+        for site in self.sites:
+            if site.name in names and site.kind is SiteKind.LAYER:
+                sides = [
+                    program.get_submodule(site.place) for program in (self._served.module, self._reference)
+                ]
+                if type(sides[0]) is not type(sides[1]):
+                    return (
+                        f"{site.name} is of another class than the reference's, so it cannot be filled with weights: make the network without"
+                        " quantising it (filter_fn)"
+                    )
+        return ""
+
+    def in_fp32(self, names: Collection[str]) -> bytes:
+        """Return the reference's weights of the layers of these sites, as safetensors by the name in the module.
+
+        Raises
+        ------
+        OperatorError
+            The candidate has no such site.
+        """
+        if unknown := [name for name in names if name not in {site.name for site in self.sites}]:
+            raise OperatorError(f"the candidate {self._candidate} has no site `{unknown[0]}`")
+        state = dict(self._reference.state_dict())
+        chosen: set[str] = set()
+        for site in self.sites:
+            if site.name in names:
+                inside = {key for key in state if key.startswith(f"{site.place}.")}
+                weight = {f"{site.place}.weight"}
+                of_kind = {SiteKind.WEIGHT: set(site.tensors), SiteKind.ACTIVATION: weight}
+                chosen |= of_kind.get(site.kind, inside)
+        tensors = {name: state[name].detach().to(torch.float32).contiguous() for name in sorted(chosen)}
+        return bytes(save(tensors))
+
+    def runner(self, model: bytes) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+        """Return what computes the candidate with these weights, with its own kernels."""
+        program = load_candidate(self._model, self._candidate, self._factory)
+        for name, tensor in load(model).items():
+            layer, _, key = name.rpartition(".")
+            module = program.module.get_submodule(layer)
+            setattr(module, key, torch.nn.Parameter(tensor, requires_grad=False))
+        return lambda inputs: self._in_steps(inputs, lambda part: self._of(program, part))
+
+    @property
+    def _reference(self) -> torch.nn.Module:
+        return self._runtime.module
 
 
 class _Served(msgspec.Struct, frozen=True, kw_only=True, eq=False):
