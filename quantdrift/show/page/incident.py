@@ -15,7 +15,7 @@ from quantdrift.facts.words.incident import (
     unknown_sentence,
 )
 from quantdrift.show.page.rendering import render
-from quantdrift.show.page.request import CONFIG, DATABASE, NOT_REFUSED, Refused, act_by_form, who_may_act
+from quantdrift.show.page.request import CONFIG, DATABASE, EXEMPLARS, NOT_REFUSED, Refused, act_by_form, who_may_act
 from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import LONGEST_REASON
 from quantdrift.storage.incidents.incidents import (
@@ -70,6 +70,8 @@ async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) ->
         (incident,) = await with_costs(connection, [incident], request.app[CONFIG])
         events = await story(connection, incident)
         is_labelled = await has_labels(connection, incident)
+    reader = request.app.get(EXEMPLARS)
+    tokens = [] if reader is None else await reader.worst(incident.model, incident.slices, (incident.version,))
     unknown = "" if is_labelled else unknown_sentence(incident)
     return render(
         request,
@@ -81,6 +83,7 @@ async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) ->
         unknown=unknown,
         wanted=labels_wanted(incident) if unknown else "",
         commands=commands_of_incident(incident),
+        tokens=tokens,
         changes=changes_of(incident) if who_may_act(request) else (),
         longest_reason=LONGEST_REASON,
         refused=refused,
