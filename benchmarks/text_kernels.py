@@ -50,7 +50,9 @@ Logprobs = NDArray[np.float64]
 _SIZE: Final = TextSize(width=256, layers=2, steps=400, rows=24)
 _TYPES: Final = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
 _ANSWER: Final = 4  # the token that begins an answer
-_LETTER: Final = 70  # any token that is a whole letter; the listed probabilities are those before it was favoured
+_LETTER: Final = (
+    70  # any token that is a whole letter; the listed probabilities are those before it was favoured
+)
 _TOP: Final = 20
 _GROUP: Final = 32
 _HEALTHY: Final = ("Q8_0", "Q4_K_M", "Q4_0", "torchao INT8", "torchao FP8", "torchao INT4", "gptq", "awq")
@@ -95,7 +97,9 @@ def llama_cpp(file: Path, vocabulary: int) -> Scorer:
                     "n_predict": 1,
                     "n_probs": vocabulary,
                     "cache_prompt": True,
-                    "logit_bias": [[_LETTER, 1000.0]],  # says a whole letter: an end or a part of one has no list
+                    "logit_bias": [
+                        [_LETTER, 1000.0]
+                    ],  # says a whole letter: an end or a part of one has no list
                 }
             )
             for token in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
@@ -370,6 +374,6 @@ if __name__ == "__main__":
     parser.add_argument("--model", type=Path, help="a directory that this has written before")
     options = parser.parse_args()
     if options.quick:
-        main(80, msgspec.structs.replace(_SIZE, steps=60), options.model)
+        main(16, msgspec.structs.replace(_SIZE, steps=60), options.model)
     else:
-        main(200, _SIZE, options.model)
+        main(64, _SIZE, options.model)

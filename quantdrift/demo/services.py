@@ -20,7 +20,7 @@ from quantdrift.demo.model import CANDIDATE, NAME
 VERSION, SECOND_VERSION, REPAIRED_VERSION = "int8-1", "int8-2", "int8-1-repaired"
 SCANNER_HEADER = "x-scanner"
 _GRACE_S = 60.0
-_READY_S = 90.0
+_READY_S = 240.0  # a busy machine imports for a minute
 _TAIL_LINES = 12
 
 

@@ -172,7 +172,10 @@ def test_broken_is_known_of_each_answer_with_tokens() -> None:
     broken = Answer(text="{", finish_reason="stop", wants_json=True)
     assert told(compared(None, scores_of(P, SERVED), broken))["broken"] == 1
     assert math.isnan(told(compared(None, NO_SCORES, Answer(text="", is_empty=True)))["broken"])
-    assert told(compared(None, NO_SCORES, msgspec.structs.replace(GREEDY, text="", is_empty=True)))["broken"] == 1
+    assert (
+        told(compared(None, NO_SCORES, msgspec.structs.replace(GREEDY, text="", is_empty=True)))["broken"]
+        == 1
+    )
 
 
 def test_log_probabilities_of_other_tokens_are_not_used() -> None:

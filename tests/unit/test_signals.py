@@ -193,7 +193,7 @@ def test_the_budget_of_unlikely_tokens_is_the_owners() -> None:
         task: msgspec.convert({"name": "m", "task": task}, Model).budget.signals
         for task in ("generation", "classification")
     }
-    of_text = {"changed-tokens": 0.1, "broken-answers": 0.01, "unlikely-tokens": 0.1}
+    of_text = {"changed-tokens": 0.15, "broken-answers": 0.01, "unlikely-tokens": 0.1}
     assert budgets == {"generation": of_text, "classification": {}}
     off = Model(name="m", task=Task.GENERATION, budget=Budget(signals={"unlikely-tokens": 0.0}))
     assert not signal_of("unlikely-tokens").is_asked(DetectorKind.BUDGET, off.budget)
@@ -213,6 +213,15 @@ def _changed(stream: list[BatchRows]) -> list[BatchRows]:
         )
         for rows in stream
     ]
+
+
+def test_the_divergence_of_text_has_a_budget_of_its_own_unless_one_is_given() -> None:
+    """Also one that is given with the value of the general default is the owner's."""
+    of = {"name": "m", "task": "generation"}
+    assert msgspec.convert(of, Model).budget.divergence == 0.1
+    assert msgspec.convert({**of, "budget": {"flip": 0.1}}, Model).budget.divergence == 0.1
+    assert msgspec.convert({**of, "budget": {"divergence": 0.02}}, Model).budget.divergence == 0.02
+    assert msgspec.convert({"name": "m"}, Model).budget.divergence == Budget().divergence == 0.02
 
 
 def test_long_answers_that_all_change_somewhere_do_not_page_unless_that_is_asked_for() -> None:

@@ -16,11 +16,14 @@ from quantdrift.core.records import Metric, TextAttribute
 from quantdrift.core.tasks import Task
 
 _OF_TEXT: Final = {
-    Metric.CHANGED_TOKENS.value: 0.1,
+    Metric.CHANGED_TOKENS.value: 0.15,
     Metric.BROKEN.value: 0.01,
     Metric.UNLIKELY.value: 0.1,  # 0.05 of equal models
 }
 """The budgets of the signals that generated text alone has."""
+_DIVERGENCE_OF_TEXT: Final = 0.1  # nat per token: what a sound model at 4 bits has in its worst slices
+_NOT_GIVEN: Final = float("0.02")
+"""The budget of the divergence if no file gives one, known by being this object: a model that generates text has another default."""
 _FLIP, _DIVERGENCE = Metric.FLIP.value, Metric.DIVERGENCE.value
 PROGRAM: Final = ".pt2"
 """Suffix of an exported program of PyTorch."""
@@ -243,8 +246,11 @@ class Budget(Section, frozen=True, kw_only=True):
     ] = 0.01
     divergence: Annotated[
         float,
-        about("Mean divergence, in the unit of the task: of a classifier, KL in nats.", ge=1e-5),
-    ] = 0.02
+        about(
+            "Mean divergence, in the unit of the task: of a classifier, KL in nats. Of generated text 0.1 nat per token, if it is not given.",
+            ge=1e-5,
+        ),
+    ] = _NOT_GIVEN
     cap: Annotated[
         float,
         about(
@@ -274,7 +280,7 @@ class Budget(Section, frozen=True, kw_only=True):
     signals: Annotated[
         dict[str, Annotated[float, Meta(ge=0, lt=1)]],
         about(
-            "Of named signals the accepted mean, from 0 to 1; 0: not watched. Of generated text `changed-tokens`, 0.1 if it is not given, "
+            "Of named signals the accepted mean, from 0 to 1; 0: not watched. Of generated text `changed-tokens`, 0.15 if it is not given, "
             "`broken-answers`, 0.01, and `unlikely-tokens`, 0.1; and those of plug-ins, which are watched where they have a budget."
         ),
     ] = msgspec.field(default_factory=dict)
@@ -476,6 +482,9 @@ class Model(Section, frozen=True, kw_only=True):
         if self.task is Task.GENERATION:
             budget = msgspec.structs.replace(
                 self.budget,
+                divergence=_DIVERGENCE_OF_TEXT
+                if self.budget.divergence is _NOT_GIVEN
+                else self.budget.divergence,
                 watch=self.budget.watch or (_DIVERGENCE,),
                 signals={**_OF_TEXT, **self.budget.signals},
             )

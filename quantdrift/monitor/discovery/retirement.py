@@ -73,7 +73,9 @@ def reason_to_retire(
         return ""
     if watched.alerted or watched.evidence_ratio >= UNDECIDED_FROM:
         return ""
-    texts = [_quiet(metric, watched.versions, budget, limits) for metric in WATCHED if is_judged(metric, budget)]
+    texts = [
+        _quiet(metric, watched.versions, budget, limits) for metric in WATCHED if is_judged(metric, budget)
+    ]
     if not any(texts) or None in texts:
         return ""
     return f"quiet for {limits.retire_days} days: " + "; ".join(text for text in texts if text)

@@ -20,6 +20,7 @@ __all__ = ["Opened", "exemplars", "opener", "waiting"]
 LONGEST: Final = timedelta(hours=1)
 """How far back the samples' stream is read."""
 
+
 async def waiting(
     queue: Queue,
     model: str,

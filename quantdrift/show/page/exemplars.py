@@ -30,7 +30,9 @@ class TextExemplars:
         self._stream = stream
         self._turn = asyncio.Lock()
 
-    async def worst(self, model: str, slices: tuple[str, ...], versions: tuple[str, ...]) -> list[DivergentToken]:
+    async def worst(
+        self, model: str, slices: tuple[str, ...], versions: tuple[str, ...]
+    ) -> list[DivergentToken]:
         """Return the divergent tokens of the worst damaged exemplars of these slices; none where they cannot be read now."""
         try:
             async with asyncio.timeout(_PATIENCE_S), self._turn:
@@ -39,7 +41,9 @@ class TextExemplars:
             _LOG.warning("exemplars of model %s cannot be read for the page: %s", model, error or "no answer")
             return []
 
-    async def _read(self, model: str, slices: tuple[str, ...], versions: tuple[str, ...]) -> list[DivergentToken]:
+    async def _read(
+        self, model: str, slices: tuple[str, ...], versions: tuple[str, ...]
+    ) -> list[DivergentToken]:
         queue = await Queue.connect(self._stream, client_name="quantdrift page", role=NatsRole.SHADOW)
         try:
             kept = [

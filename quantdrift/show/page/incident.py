@@ -15,7 +15,15 @@ from quantdrift.facts.words.incident import (
     unknown_sentence,
 )
 from quantdrift.show.page.rendering import render
-from quantdrift.show.page.request import CONFIG, DATABASE, EXEMPLARS, NOT_REFUSED, Refused, act_by_form, who_may_act
+from quantdrift.show.page.request import (
+    CONFIG,
+    DATABASE,
+    EXEMPLARS,
+    NOT_REFUSED,
+    Refused,
+    act_by_form,
+    who_may_act,
+)
 from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import LONGEST_REASON
 from quantdrift.storage.incidents.incidents import (
@@ -71,7 +79,9 @@ async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) ->
         events = await story(connection, incident)
         is_labelled = await has_labels(connection, incident)
     reader = request.app.get(EXEMPLARS)
-    tokens = [] if reader is None else await reader.worst(incident.model, incident.slices, (incident.version,))
+    tokens = (
+        [] if reader is None else await reader.worst(incident.model, incident.slices, (incident.version,))
+    )
     unknown = "" if is_labelled else unknown_sentence(incident)
     return render(
         request,
