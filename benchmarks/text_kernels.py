@@ -8,8 +8,9 @@ wheel has it) writes them, and llama.cpp's own server computes the probabilities
 texts are answers that were not trained on, in four languages. All figures are of the positions of the answer, given the question, and against the FP32
 model in PyTorch, as a shadow computes it.
 
-`kld_over_llama_cpp` is the mean KL of the shipped comparator, which gets the twenty likeliest tokens of the candidate and the scores of the shipped
-reference, over the mean KLD that `llama-perplexity --kl-divergence` defines: of llama.cpp's F32 file from its quantised file, all tokens of the vocabulary. The tool itself is in no
+`kld_over_llama_cpp` is the mean KL of the shipped comparator, which gets the 1,000 likeliest tokens of the candidate and the scores of the shipped
+reference, over the mean KLD that `llama-perplexity --kl-divergence` defines: of llama.cpp's F32 file from its quantised file, all tokens of the vocabulary. With the 20 of the default (`top_20_over_llama_cpp`) what is below
+them is one cell: a lower bound, far too low where a sound model is nearly certain, and next to exact where damage shows. The tool itself is in no
 wheel: its definition is computed here from the same library's logits.
 """
 
@@ -18,6 +19,7 @@ import copy
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +55,10 @@ _ANSWER: Final = 4  # the token that begins an answer
 _LETTER: Final = (
     70  # any token that is a whole letter; the listed probabilities are those before it was favoured
 )
-_TOP: Final = 20
+_TOP, _MOST = (
+    20,
+    1000,
+)  # tokens that a side lists: the default, and the most that `models.generation.top` allows
 _GROUP: Final = 32
 _HEALTHY: Final = ("Q8_0", "Q4_K_M", "Q4_0", "torchao INT8", "torchao FP8", "torchao INT4", "gptq", "awq")
 
@@ -229,10 +234,10 @@ def figures_of(texts: list[Asked], p: list[Logprobs], logprobs: Scorer) -> dict[
     }
 
 
-def compared(folder: Path, texts: list[Asked], logprobs: Scorer) -> float:
-    """Return the mean KL of the shipped comparator over all positions, from the twenty likeliest tokens of the candidate."""
+def compared(folder: Path, texts: list[Asked], logprobs: Scorer, top: int) -> float:
+    """Return the mean KL of the shipped comparator over all positions, where each side lists so many of its likeliest tokens."""
     reference = Reference(runtime=Runtime.TRANSFORMERS, path=str(folder))
-    model = Model(name="m", task=Task.GENERATION, references=(reference,))
+    model = Model(name="m", task=Task.GENERATION, generation=Generation(top=top), references=(reference,))
     runtime = open_reference(
         RuntimeRequest(model=model, reference=reference, provider=Provider.CPU, threads=1, embedding="")
     )
@@ -248,16 +253,16 @@ def compared(folder: Path, texts: list[Asked], logprobs: Scorer) -> float:
     served = []
     for text, of_reference in zip(texts, scores.tolist(), strict=True):
         q = logprobs(text)
-        top = np.argsort(-q, axis=1)[:, :_TOP]
+        listed = np.argsort(-q, axis=1)[:, :top]
         served.append(
             Scores(
                 tokens=of_reference.tokens,
                 ids=of_reference.ids,
                 logprobs=q[np.arange(len(q)), of_reference.ids],
                 ranks=np.full(len(q), np.nan),
-                top_tokens=tuple(tuple(b"%d" % one for one in row) for row in top.tolist()),
-                top_ids=top,
-                top_logprobs=np.take_along_axis(q, top, axis=1),
+                top_tokens=tuple(tuple(b"%d" % one for one in row) for row in listed.tolist()),
+                top_ids=listed,
+                top_logprobs=np.take_along_axis(q, listed, axis=1),
             )
         )
     candidate = {
@@ -278,8 +283,26 @@ def kld(texts: list[Asked], base: Scorer, logprobs: Scorer) -> float:
     return float(np.concatenate(values).mean())
 
 
+def _beside_llama_cpp(
+    directory: Path, texts: list[Asked], base: Scorer, scorer: Scorer, name: str
+) -> dict[str, float]:
+    """Return the comparator's mean KL over llama.cpp's mean KLD of a quarter of the texts, with as many listed tokens as an owner can ask for, and with 20."""
+    few = texts[: len(texts) // 4]
+    theirs = kld(few, base, scorer)
+    most, usual = (compared(directory / REFERENCE, few, scorer, top) for top in (_MOST, _TOP))
+    return {
+        f"kld_llama_cpp{name}": theirs,
+        f"kld_over_llama_cpp{name}": most / theirs,
+        f"top_20_over_llama_cpp{name}": usual / theirs,
+    }
+
+
 def main(n_answers: int, size: TextSize, made: Path | None) -> None:
     """Measure, print, and end with one line of JSON."""
+    if missing := [name for name in ("ik_llama_cpp", "xllamacpp") if find_spec(name) is None]:
+        raise SystemExit(
+            f"{' and '.join(missing)} cannot be imported: pip install xllamacpp ik-llama-cpp-python"
+        )
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         directory = made or Path(temporary)
@@ -311,14 +334,10 @@ def main(n_answers: int, size: TextSize, made: Path | None) -> None:
             scorer = llama_cpp(file, len(tokenizer))
             measure(name, scorer)
             if name == "Q4_0":
-                few = texts[: len(texts) // 4]
-                ours, theirs = compared(directory / REFERENCE, few, scorer), kld(few, base, scorer)
-                figures |= {
-                    "kl_q4_0": ours,
-                    "kld_llama_cpp_q4_0": theirs,
-                    "kld_over_llama_cpp": ours / theirs,
-                }
-        measure("Q4_0, German damaged", llama_cpp(directory / CANDIDATE, len(tokenizer)))
+                figures |= _beside_llama_cpp(directory, texts, base, scorer, "")
+        damaged = llama_cpp(directory / CANDIDATE, len(tokenizer))
+        measure("Q4_0, German damaged", damaged)
+        figures |= _beside_llama_cpp(directory, texts, base, damaged, "_damaged")
         for name, candidate in _in_torch(model, calibration):
             measure(name, in_torch(candidate))
     figures |= {

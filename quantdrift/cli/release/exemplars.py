@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from quantdrift.core.stream.exemplars import KeptExemplar
 
 _DAY_S: Final = 86_400
+_LEAST_SHOWN: Final = 0.0005
 _FULL: Final = 0.9  # of the limit: a full stream has room for less than one message more
 _NATS: Final = data_option("NATS and its Postgres")
 _MODEL: Final = click.option("--model", default="", help="Only exemplars of this model.")
@@ -346,7 +347,7 @@ def _show_text(exemplars_read: Sequence[Exemplar], *, as_json: bool) -> None:
             f"  prompt     {plain(token.prompt)}\n"
             f"  answer     {plain(token.before)}[{plain(token.served)}]{plain(token.after)}\n"
             f"  expected   [{plain(token.expected)}], which the FP32 model says with {token.expected_p:.1%};"
-            f" [{plain(token.served)}] with {token.served_p:.1%}"
+            f" [{plain(token.served)}] with {'less than 0.1%' if token.served_p < _LEAST_SHOWN else f'{token.served_p:.1%}'}"
         )
     if exemplars_read and not found:
         click.echo("None of these answers has a token where the FP32 model clearly prefers another one.")

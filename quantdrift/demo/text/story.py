@@ -36,8 +36,6 @@ _MODELS: Final = "models"
 _LOOK_S: Final = 1.0
 _IN_EFFECT: Final = "the changed configuration is in effect"
 _IN_EFFECT_S: Final = 60.0
-_JUDGED: Final = 30
-"""Answers of the repaired model in the damaged language that are waited for."""
 
 
 class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +45,8 @@ class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     rate_per_s
         Questions per second.
-    german_share
-        Share of the questions in German, once there are any.
+    german_share, repaired_german_share
+        Share of the questions in German, once there are any, and while the repaired model is judged: a verdict needs 300 of them.
     healthy_answers
         Answers that are compared before the first question in German.
     settle_s, drift_s, after_s, repaired_s
@@ -56,7 +54,8 @@ class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rate_per_s: float = 20.0
-    german_share: float = 0.15
+    german_share: float = 0.1
+    repaired_german_share: float = 0.4
     healthy_answers: int = 300
     settle_s: float = 120.0
     drift_s: float = 120.0
@@ -226,7 +225,7 @@ class _TextRun:
         """Serve the repaired file, and ask until enough German answers of it are compared."""
         self._screen.say(
             f"\n[bold]3. Repair:[/] {REPAIRED_VERSION} is the same model in 4 bits, rounded after a text with all four languages. It serves from"
-            " now on."
+            f" now on, and {self._plan.repaired_german_share:.0%} of the questions are in German, until there is a verdict."
         )
         await self._traffic.pause()
         config = running.services.config
@@ -245,11 +244,12 @@ class _TextRun:
                 )
             await asyncio.sleep(0.2)
         self._watch.version = REPAIRED_VERSION
+        self._traffic.german_share = self._plan.repaired_german_share
         self._traffic.may_send.set()
 
         def judged(snapshot: Moment) -> bool:
             german = snapshot.slice(GERMAN)
-            return german is not None and german.verdict == "ok" and german.n_groups >= _JUDGED
+            return german is not None and german.verdict == "ok"
 
         await self._until(judged, self._plan.repaired_s, "3. repaired")
         self._screen.settle()

@@ -34,7 +34,7 @@ class TextTraffic:
         Share of the questions that are in German; may be changed while running.
     sent, failed
         Questions by language, and how many of them got no proper answer.
-    paused
+    may_send
         Nothing is sent while this is not set.
     """
 

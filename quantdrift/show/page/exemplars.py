@@ -57,7 +57,11 @@ class TextExemplars:
         finally:
             await queue.close()
         worst = sorted(kept, key=_damage, reverse=True)
-        return [token for exemplar in worst for token in divergent_tokens(exemplar)][:_MOST]
+        different: dict[tuple[str, str, str], DivergentToken] = {}
+        for exemplar in worst:
+            for token in divergent_tokens(exemplar):
+                different.setdefault((token.prompt, token.before, token.served), token)
+        return list(different.values())[:_MOST]
 
 
 def _damage(exemplar: Exemplar) -> float:
