@@ -3,7 +3,7 @@
     pip install xllamacpp ik-llama-cpp-python
     python -m benchmarks.text_kernels [--quick]
 
-The FP32 model is that of `quantdrift demo --text`, 256 wide, since llama.cpp's K types have blocks of 256. The program `llama-quantize` (of the fork ik_llama.cpp, whose
+The FP32 model is that of `quantdrift demo --text`. The program `llama-quantize` (of the fork ik_llama.cpp, whose
 wheel has it) writes them, and llama.cpp's own server computes the probabilities of the whole vocabulary; torchao does both for its types; `gptq` and `awq` round as these methods do, to 4 bits in groups of 32, after text in all four languages. The
 texts are answers that were not trained on, in four languages. All figures are of the positions of the answer, given the question, and against the FP32
 model in PyTorch, as a shadow computes it.
@@ -49,7 +49,6 @@ from quantdrift.models.language.scoring import (
 from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 
 Logprobs = NDArray[np.float64]
-_SIZE: Final = TextSize(width=256, layers=2, steps=400, rows=24)
 _TYPES: Final = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
 _ANSWER: Final = 4  # the token that begins an answer
 _LETTER: Final = (
@@ -393,6 +392,6 @@ if __name__ == "__main__":
     parser.add_argument("--model", type=Path, help="a directory that this has written before")
     options = parser.parse_args()
     if options.quick:
-        main(16, msgspec.structs.replace(_SIZE, steps=60), options.model)
+        main(16, TextSize(steps=60), options.model)
     else:
-        main(64, _SIZE, options.model)
+        main(64, TextSize(), options.model)

@@ -37,7 +37,7 @@ from quantdrift.core.sealing import seal
 from quantdrift.core.stream.config import EXEMPLARS_EACH, LONGEST_S
 from quantdrift.core.stream.errors import StreamFullError, TooLargeError
 from quantdrift.core.tensors import DTYPES
-from quantdrift.models.language.scoring import SCORES, objects, said_tokens
+from quantdrift.models.language.scoring import Scores, objects, said_tokens
 from quantdrift.models.tensors import codec
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.storage.comparisons.rows import ComparedExchange
@@ -357,8 +357,9 @@ def _wire(chosen: ChosenExemplar, outputs: Mapping[str, Array], at: datetime, ke
 
 def _tensor(name: str, array: Array) -> Tensor:
     """Return an output of the reference as it is kept: of generated text, what was served and its own choice at each token."""
-    if name == SCORES:
-        said = objects([msgspec.json.encode(said_tokens(scores)) for scores in array.tolist()])
+    items = array.ravel().tolist() if array.dtype == np.dtype(object) else []
+    if items and all(isinstance(item, Scores) for item in items):
+        said = objects([msgspec.json.encode(said_tokens(scores)) for scores in items])
         return codec.encode(TOKENS, "BYTES", said)
     return codec.encode(name, _datatype(array), array)
 

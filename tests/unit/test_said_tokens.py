@@ -94,11 +94,11 @@ def test_a_token_that_is_nearly_as_likely_is_no_divergence() -> None:
 
 
 def test_exemplars_without_text_have_no_tokens() -> None:
-    """Those of images have the outputs of the reference as they were."""
+    """Others keep the outputs of the reference as they were, also one that happens to be called as those of text are."""
     model = Model(name="digits", exemplars=True)
     sink, clock = KeptMessages(), ManualClock(datetime(2026, 11, 23, tzinfo=UTC))
     keeper = ExemplarKeeper(Config(models=(model,)), sink, clock, count=lambda *_: None, draws=lambda: 1.0)
-    outputs = {1: {"logits": np.zeros((1, 3), dtype=np.float32)}}
+    outputs = {1: {SCORES: np.zeros((1, 3), dtype=np.float32)}}
     keeper.offer(
         Offer(
             compared=[compared_of(item_of(flip=True))],
@@ -108,4 +108,6 @@ def test_exemplars_without_text_have_no_tokens() -> None:
         )
     )
     asyncio.run(keeper.keep_one())
-    assert not divergent_tokens(decode_exemplar(sink.wires[0]))
+    kept = decode_exemplar(sink.wires[0])
+    assert [tensor.datatype for tensor in kept.reference] == ["FP32"]
+    assert not divergent_tokens(kept)

@@ -38,10 +38,10 @@ class TextSize(msgspec.Struct, frozen=True, kw_only=True):
     """The size of the model, and how long it is trained."""
 
     vocabulary: int = 1024
-    width: int = 128
-    layers: int = 3
-    steps: int = 700
-    rows: int = 32
+    width: int = 256  # llama.cpp's K types have blocks of 256
+    layers: int = 2
+    steps: int = 400
+    rows: int = 24
 
 
 class TextStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
