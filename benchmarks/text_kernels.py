@@ -3,15 +3,15 @@
     pip install xllamacpp ik-llama-cpp-python
     python -m benchmarks.text_kernels [--quick]
 
-The FP32 model is that of `quantdrift demo --text`. The program `llama-quantize` (of the fork ik_llama.cpp, whose
-wheel has it) writes them, and llama.cpp's own server computes the probabilities of the whole vocabulary; torchao does both for its types; `gptq` and `awq` round as these methods do, to 4 bits in groups of 32, after text in all four languages. The
-texts are answers that were not trained on, in four languages. All figures are of the positions of the answer, given the question, and against the FP32
-model in PyTorch, as a shadow computes it.
+The FP32 model is that of `quantdrift demo --text`. The program `llama-quantize` (of the fork ik_llama.cpp, whose wheel has it) writes llama.cpp's
+types, and llama.cpp's own server computes the probabilities of the whole vocabulary. torchao does both for its types. `gptq` and `awq` round
+as these methods do, to 4 bits in groups of 32, after text in all four languages. The texts are answers that were not trained on, in four
+languages. All figures are of the positions of the answer, given the question, and against the FP32 model in PyTorch, as a shadow computes it.
 
-`kld_over_llama_cpp` is the mean KL of the shipped comparator, which gets the 1,000 likeliest tokens of the candidate and the scores of the shipped
-reference, over the mean KLD that `llama-perplexity --kl-divergence` defines: of llama.cpp's F32 file from its quantised file, all tokens of the vocabulary. With the 20 of the default (`top_20_over_llama_cpp`) what is below
-them is one cell: a lower bound, far too low where a sound model is nearly certain, and next to exact where damage shows. The tool itself is in no
-wheel: its definition is computed here from the same library's logits.
+`kld_over_llama_cpp` is the mean KL of the shipped comparator, which gets the 1,000 likeliest tokens of the candidate and the scores of the
+shipped reference, over the mean KLD that `llama-perplexity --kl-divergence` defines: of llama.cpp's F32 file from its quantised file, over all
+tokens of the vocabulary. The tool itself is in no wheel: its definition is computed here from the same server's probabilities. With the 20
+tokens of the default (`top_20_over_llama_cpp`) all others are one cell: a lower bound, far too low where a sound model is nearly certain.
 """
 
 import argparse
@@ -59,6 +59,9 @@ _TOP, _MOST = (
     1000,
 )  # tokens that a side lists: the default, and the most that `models.generation.top` allows
 _GROUP: Final = 32
+_INTEGERS: Final = {
+    bits: getattr(torch, f"int{bits}") for bits in (2, 3, 4)
+}  # types that PyTorch does not declare
 _HEALTHY: Final = ("Q8_0", "Q4_K_M", "Q4_0", "torchao INT8", "torchao FP8", "torchao INT4", "gptq", "awq")
 
 
@@ -138,7 +141,8 @@ def to_nearest(weight: torch.Tensor, bits: int = 4) -> torch.Tensor:
     most = 2 ** (bits - 1) - 1
     groups = weight.reshape(-1, _GROUP)
     scale = groups.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / most
-    return ((groups / scale).round().clamp(-most - 1, most) * scale).reshape(weight.shape)
+    near: torch.Tensor = (groups / scale).round().clamp(-most - 1, most) * scale
+    return near.reshape(weight.shape)
 
 
 def gptq(weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -366,7 +370,7 @@ def _in_torch(model: Any, calibration: list[Asked]) -> Iterator[tuple[str, Any]]
     yield "torchao FP8", torchao(model, Float8WeightOnlyConfig())
     yield (
         "torchao INT4",
-        torchao(model, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(_GROUP))),
+        torchao(model, IntxWeightOnlyConfig(weight_dtype=_INTEGERS[4], granularity=PerGroup(_GROUP))),
     )
     yield "gptq", calibrated(model, calibration, gptq)
     yield "awq", calibrated(model, calibration, awq)
@@ -376,11 +380,11 @@ def _in_torch(model: Any, calibration: list[Asked]) -> Iterator[tuple[str, Any]]
     )
     yield (
         "torchao INT3",
-        torchao(model, IntxWeightOnlyConfig(weight_dtype=torch.int3, granularity=PerGroup(_GROUP))),
+        torchao(model, IntxWeightOnlyConfig(weight_dtype=_INTEGERS[3], granularity=PerGroup(_GROUP))),
     )
     yield (
         "torchao INT2",
-        torchao(model, IntxWeightOnlyConfig(weight_dtype=torch.int2, granularity=PerGroup(_GROUP))),
+        torchao(model, IntxWeightOnlyConfig(weight_dtype=_INTEGERS[2], granularity=PerGroup(_GROUP))),
     )
 
 

@@ -152,7 +152,7 @@ def signs(weight: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the same with one bit for each weight: its sign, and the mean magnitude of its group."""
     groups = weight.reshape(-1, _GROUP)
     magnitude = np.abs(groups).mean(axis=1, keepdims=True)
-    return (np.sign(groups) * magnitude).reshape(weight.shape).astype(np.float32)
+    return np.asarray((np.sign(groups) * magnitude).reshape(weight.shape), dtype=np.float32)
 
 
 def write_gguf(

@@ -38,7 +38,9 @@ class TextExemplars:
             async with asyncio.timeout(_PATIENCE_S), self._turn:
                 return await self._read(model, slices, versions)
         except (QuantdriftError, TimeoutError) as error:
-            _LOG.warning("exemplars of model %s cannot be read for the page: %s", model, error or "no answer")
+            _LOG.warning(
+                "exemplars of model %s cannot be read for the page: %s", model, str(error) or "no answer"
+            )
             return []
 
     async def _read(
