@@ -8,10 +8,10 @@ types, and llama.cpp's own server computes the probabilities of the whole vocabu
 as these methods do, to 4 bits in groups of 32, after text in all four languages. The texts are answers that were not trained on, in four
 languages. All figures are of the positions of the answer, given the question, and against the FP32 model in PyTorch, as a shadow computes it.
 
-`kld_over_llama_cpp` is the mean KL of the shipped comparator, which gets the 1,000 likeliest tokens of the candidate and the scores of the
-shipped reference, over the mean KLD that `llama-perplexity --kl-divergence` defines: of llama.cpp's F32 file from its quantised file, over all
-tokens of the vocabulary. The tool itself is in no wheel: its definition is computed here from the same server's probabilities. With the 20
-tokens of the default (`top_20_over_llama_cpp`) all others are one cell: a lower bound, far too low where a sound model is nearly certain.
+`kld_over_llama_cpp` is the mean KL of the candidate from the reference in PyTorch over the mean KLD that `llama-perplexity --kl-divergence` defines:
+of llama.cpp's F32 file from its quantised file, over all tokens of the vocabulary. The tool itself is in no wheel: its definition is computed here
+from the same server's probabilities. A candidate behind a server lists some tokens, and the shipped comparator takes all others as one: with the
+20 of the default (`top_20_over_llama_cpp`) that is a lower bound, far too low where a sound model is nearly certain of each token.
 """
 
 import argparse
@@ -111,7 +111,8 @@ def llama_cpp(file: Path, vocabulary: int) -> Scorer:
             )
             for token in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
                 row[token["id"]] = token["logprob"]
-        return rows
+        # The listed ones are rounded: together they are 1 + 2e-6.
+        return np.asarray(rows - np.logaddexp.reduce(rows, axis=1, keepdims=True))
 
     return logprobs
 
@@ -287,15 +288,17 @@ def kld(texts: list[Asked], base: Scorer, logprobs: Scorer) -> float:
 
 
 def _beside_llama_cpp(
-    directory: Path, texts: list[Asked], base: Scorer, scorer: Scorer, name: str
+    directory: Path, texts: list[Asked], sides: tuple[Scorer, Scorer, Scorer], name: str
 ) -> dict[str, float]:
-    """Return the comparator's mean KL over llama.cpp's mean KLD of a quarter of the texts, with as many listed tokens as an owner can ask for, and with 20."""
+    """Return mean KLs of a quarter of the texts over llama.cpp's own; `sides` are the reference, llama.cpp's F32 file and the candidate."""
+    reference, base, candidate = sides
     few = texts[: len(texts) // 4]
-    theirs = kld(few, base, scorer)
-    most, usual = (compared(directory / REFERENCE, few, scorer, top) for top in (_MOST, _TOP))
+    theirs = kld(few, base, candidate)
+    most, usual = (compared(directory / REFERENCE, few, candidate, top) for top in (_MOST, _TOP))
     return {
         f"kld_llama_cpp{name}": theirs,
-        f"kld_over_llama_cpp{name}": most / theirs,
+        f"kld_over_llama_cpp{name}": kld(few, reference, candidate) / theirs,
+        f"top_1000_over_llama_cpp{name}": most / theirs,
         f"top_20_over_llama_cpp{name}": usual / theirs,
     }
 
@@ -337,10 +340,10 @@ def main(n_answers: int, size: TextSize, made: Path | None) -> None:
             scorer = llama_cpp(file, len(tokenizer))
             measure(name, scorer)
             if name == "Q4_0":
-                figures |= _beside_llama_cpp(directory, texts, base, scorer, "")
+                figures |= _beside_llama_cpp(directory, texts, (in_torch(model), base, scorer), "")
         damaged = llama_cpp(directory / CANDIDATE, len(tokenizer))
         measure("Q4_0, German damaged", damaged)
-        figures |= _beside_llama_cpp(directory, texts, base, damaged, "_damaged")
+        figures |= _beside_llama_cpp(directory, texts, (in_torch(model), base, damaged), "_damaged")
         for name, candidate in _in_torch(model, calibration):
             measure(name, in_torch(candidate))
     figures |= {
