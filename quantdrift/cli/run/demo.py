@@ -25,7 +25,7 @@ _TEXT_OUT: Final = Path("out/demo-text")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Longest wait for the alert.  [default: 120]",
+    help="Longest wait for the alert.  [default: 120, with --text 240]",
 )
 @click.option("--seed", type=int, default=2, show_default=True, help="Of training and traffic.")
 @click.option(

@@ -57,10 +57,10 @@ class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
     german_share: float = 0.1
     repaired_german_share: float = 0.4
     healthy_answers: int = 300
-    settle_s: float = 120.0
-    drift_s: float = 120.0
+    settle_s: float = 240.0
+    drift_s: float = 240.0
     after_s: float = 5.0
-    repaired_s: float = 120.0
+    repaired_s: float = 240.0
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
