@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-release coverage lint format docs docs-site bench images locks scan release clean gameday
+.PHONY: help setup demo demo-text check test test-release coverage lint format docs docs-site bench images locks scan release clean gameday
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running
 	$(BIN)/quantdrift demo $(DEMO)
+
+demo-text: setup ## The same with a language model behind llama.cpp's server; DEMO="--keep" leaves it running
+	$(BIN)/quantdrift demo --text $(DEMO)
 
 # Linters and tests run side by side. Each says at once what is wrong, and what the linters said is repeated at the end.
 LINTERS := "ruff format --check --quiet ." "ruff check --quiet ." "python -m docs.generate --check" lint-imports mypy

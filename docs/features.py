@@ -39,7 +39,7 @@ _FEATURES: Final = (
     ("Diagnosis and repair", "Which places of a candidate do the damage, and a copy without it.", "diagnose diagnosis repair repairs sites origin trees forms halves scales"),
     ("Quantise", "The cheapest quantised model that every slice accepts.", "quantise quantised recipes timing"),
     ("Python", "What a notebook or a script calls, and what it gets back.", "blocking connect chosen notes notebook progress result setting"),
-    ("Exemplars", "The exchanges that are kept with their payload.", "exemplar exemplars"),
+    ("Exemplars", "The exchanges that are kept with their payload.", "exemplar exemplars said"),
     ("Labels", "Whether changed answers are wrong.", "label labels"),
     ("Cost", "What damage, replays and devices cost.", "cost costs price prices"),
     ("Latency", "Whether the candidate is fast enough.", "latency growth"),
@@ -56,7 +56,7 @@ _FEATURES: Final = (
     ("Stream", "The client of JetStream.", "stream nats"),
     ("Database", "Schema, migrations, connections, locks, and the rows that processes read and write.", "schema migrate revision database db locks leader server address rows read reading write writer copy columns partitions history traffic compilation binaries postgres temporary unprivileged snapshot queries"),
     ("Plug-ins", "What other packages add, and the tests that they must pass.", "plugins testing"),
-    ("Demo", "The whole loop on digits.", "demo"),
+    ("Demo", "The whole loop on digits, and on text.", "demo"),
     ("Shared", "What every feature uses.", "main options output whole clock codec errors logs tasks records telemetry tls links notation secrets sealing tensors arrays share shares interval speed dependence session sessions finding gathering period"),
 )  # fmt: skip
 

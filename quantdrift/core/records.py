@@ -38,6 +38,8 @@ class Metric(Extensible):
     LATENCY = (
         "latency"  # of the candidate alone: 1 where it took longer than `models.budget.latency_p99_s`, else 0
     )
+    CHANGED_TOKENS = "changed-tokens"  # of generated text: share of the positions of an answer at which the likeliest token differs
+    BROKEN = "broken-answers"  # of generated text: 1 where it is empty, breaks the form that was asked for, or has another value
     UNLIKELY = "unlikely-tokens"  # of sampled text: how far its tokens are among the least likely 5 % of the reference, 0.05 if both are equal
 
     @classmethod

@@ -39,6 +39,10 @@ class ModelBudget(Protocol):
     def signals(self) -> Mapping[str, float]:
         """Means of named signals."""
 
+    @property
+    def watch(self) -> tuple[str, ...]:
+        """Which of `flip` and `divergence` are judged; empty: both."""
+
 
 class DetectorKind(StrEnum):
     """Kind of a detector; the names are those in `quantdrift.drift.detectors.protocol`."""
@@ -129,6 +133,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a model's budget asks for a detector of this kind."""
         if self.detail:
             return kind == DetectorKind.BUDGET and is_watched(self.metric.value, budget.signals)
+        if self.has_sums and not is_judged(self.metric, budget):
+            return False
         watched = self.kinds.get(DetectorKind(kind))
         return watched is not None and (not watched.option or bool(getattr(budget, watched.option)))
 
@@ -258,6 +264,22 @@ BUILT_IN: Final = (
         },
     ),
     _share(
+        Metric.CHANGED_TOKENS,
+        SignalPlugin(
+            detail="changed_tokens",
+            things="tokens",
+            verb="are other ones than the FP32 model would say first",
+        ),
+    ),
+    _share(
+        Metric.BROKEN,
+        SignalPlugin(
+            detail="broken",
+            things="answers",
+            verb="are broken: empty, not in the form that was asked for, or with another value",
+        ),
+    ),
+    _share(
         Metric.UNLIKELY,
         SignalPlugin(
             detail="unlikely",
@@ -270,6 +292,11 @@ BUILT_IN: Final = (
 WATCHED: Final = tuple(signal.metric for signal in BUILT_IN if signal.has_sums)
 """The metrics that roll-ups, the floors of noise and the search for slices have, in this order."""
 _BY_METRIC: Final[Mapping[str, Signal]] = {signal.metric.value: signal for signal in BUILT_IN}
+
+
+def is_judged(metric: Metric, budget: ModelBudget) -> bool:
+    """Return whether a metric that roll-ups have is judged, or only recorded."""
+    return not budget.watch or metric.value in budget.watch
 
 
 def is_watched(name: str, budgets: Mapping[str, float]) -> bool:

@@ -122,7 +122,7 @@ MEASURES: Final = _Measures(
         ),
         Task.GENERATION: Measure(
             flip="the reference would have gone on otherwise, or the answer is broken",
-            name="KL per token",
+            name="divergence per token",
             unit="nat",
             measured_by_divergence=True,
         ),

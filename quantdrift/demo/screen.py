@@ -291,10 +291,10 @@ def _line(view: ScreenView) -> str:
     parts = [f"{view.elapsed_s:4.0f} s  {snapshot.offered:,} requests, {snapshot.replayed:,} replayed"]
     parts += [f"{n:,} {what}" for n, what in ((snapshot.lost, "lost"), (view.failed, "failed")) if n]
     slices = [state for state in snapshot.slices if state.slice != ALL]
-    worst = max(slices, key=lambda state: state.flip_mean or 0.0, default=None)
+    worst = max(slices, key=lambda state: state.flip_mean or state.divergence_mean or 0.0, default=None)
     named = [state for state in (snapshot.slice(ALL), worst) if state is not None]
     states = [
-        f"{state.slice.removeprefix('scanner=')} {said(state.verdict)} {_percent(state.flip_mean)}".rstrip()
+        f"{state.slice.removeprefix('scanner=')} {said(state.verdict)} {_percent(state.flip_mean) or _nats(state)}".rstrip()
         for state in named
     ]
     others = Counter(state.verdict for state in slices if state is not worst)
@@ -304,6 +304,10 @@ def _line(view: ScreenView) -> str:
         if others[verdict]
     ]
     return f"{', '.join(parts)}{' | ' if states else ''}{', '.join(states)}{_STALE if snapshot.stale else ''}"
+
+
+def _nats(state: ShownSlice) -> str:
+    return "" if state.divergence_mean is None else f"{state.divergence_mean:.4f} nat"
 
 
 def _percent(value: float | None) -> str:

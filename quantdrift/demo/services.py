@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -19,7 +20,7 @@ from quantdrift.demo.model import CANDIDATE, NAME
 VERSION, SECOND_VERSION, REPAIRED_VERSION = "int8-1", "int8-2", "int8-1-repaired"
 SCANNER_HEADER = "x-scanner"
 _GRACE_S = 60.0
-_READY_S = 90.0
+_READY_S = 240.0  # a busy machine imports for a minute
 _TAIL_LINES = 12
 
 
@@ -273,3 +274,41 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
+
+
+async def command_output(running: Services, out: Path, *words: str, codes: Sequence[int] = (0,)) -> str:
+    """Run `quantdrift WORDS` on what is running, and return what it prints; its exit code is one of `codes`."""
+    name = " ".join(word for word in words[:2] if word.isalpha())
+    log = out / "logs" / f"{name.replace(' ', '-')}.log"
+    output = log.with_suffix(".txt")
+    where = ["--config", str(running.config), "--data", str(running.data)]
+    command = ["quantdrift", *words, *where]
+    async with child(
+        f"quantdrift {name}", command, log, running.environment, output=output
+    ) as running_command:
+        await running_command.finish(codes)
+    return output.read_text(encoding="utf-8").strip()
+
+
+@asynccontextmanager
+async def background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run `work` while the block runs; its failure ends the block."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(work)
+            yield
+            task.cancel()
+    except BaseExceptionGroup as failures:  # the first is the cause, the others followed from it
+        raise failures.exceptions[0] from failures
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Hold the directory while the block runs; raises `ServiceError` if another demo does."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ServiceError(f"another demo writes to {out}: give --out another directory") from error
+        yield

@@ -1,12 +1,11 @@
 """The run itself: build, serve, send, wait for the alert, check it against the true labels, report, release."""
 
 import asyncio
-import fcntl
 import math
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,10 @@ from quantdrift.demo.services import (
     VERSION,
     ServiceError,
     Services,
+    alone,
+    background,
     child,
+    command_output,
     services,
 )
 from quantdrift.demo.traffic import REQUEST_ID_HEADER, DemoTraffic, Page, stack
@@ -116,7 +118,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 async def run(options: Options, screen: Screen) -> int:
     """Run the demo; return 0 if the archive's slice fired, no other did, and the aggregate is fine; else 1."""
-    with _alone(options.out), OtlpReceiver() as receiver:
+    with alone(options.out), OtlpReceiver() as receiver:
         _prepare(options.out)
         with screen.step("train an FP32 digit reader, export it, quantise it to INT8") as tell:
             built = await _build(options, tell)
@@ -131,7 +133,7 @@ async def run(options: Options, screen: Screen) -> int:
                 archive_share=options.plan.healthy_share,
             )
             run_ = _DemoRun(options.plan, screen, receiver, watch, traffic)
-            async with _background(traffic.run()):
+            async with background(traffic.run()):
                 await run_.healthy()
                 await run_.drift()
                 code = await _conclude(options, screen, running, run_)
@@ -301,8 +303,8 @@ async def _conclude(options: Options, screen: Screen, running: Services, run_: _
         labels = options.out / "labels.csv"
         await asyncio.to_thread(_write_labels, labels, run_.traffic)
         key = f"header.{REQUEST_ID_HEADER}"
-        await _command(running, options.out, "labels", "load", str(labels), "--by", key)
-        loss = await _command(running, options.out, "labels", "show")
+        await command_output(running, options.out, "labels", "load", str(labels), "--by", key)
+        loss = await command_output(running, options.out, "labels", "show")
     models = options.out / _MODELS
     pages = {scanner: run_.traffic.served(scanner) for scanner in Scanner}
     served = await asyncio.to_thread(_check_served, models, models / CANDIDATE, pages)
@@ -371,7 +373,7 @@ async def _compare_versions(
     """Show a version beside another."""
     with screen.step("compare the two versions"):
         words = ("compare", "--from", before, "--to", after)
-        compared = await _command(running, options.out, *words)
+        compared = await command_output(running, options.out, *words)
     screen.plain(compared)
     screen.say(
         "Read it slice by slice. The row `all` also moves with the mix of the traffic: the archive sent another share "
@@ -394,11 +396,13 @@ async def _repair(options: Options, screen: Screen, running: Services, run_: _De
     asked = (alert, f"--candidate={models / CANDIDATE}", f"--inputs={recording}")
     with screen.step("name the cause: quantdrift diagnose"):
         picture = options.out / "cause.png"
-        cause = await _command(running, options.out, "diagnose", *asked, f"--picture={picture}")
+        cause = await command_output(running, options.out, "diagnose", *asked, f"--picture={picture}")
     screen.plain(cause)
     with screen.step("build repairs and measure them: quantdrift repair"):
         # 4: there are too few pages to decide it; the gate decides it on live traffic.
-        built = await _command(running, options.out, "repair", *asked, f"--out={repaired}", codes=(0, 3, 4))
+        built = await command_output(
+            running, options.out, "repair", *asked, f"--out={repaired}", codes=(0, 3, 4)
+        )
     screen.plain(built)
     best = _best(repaired)
     if best is None:
@@ -410,7 +414,7 @@ async def _repair(options: Options, screen: Screen, running: Services, run_: _De
     with screen.step(
         f"judge it on every slice of the live traffic, in at most {options.plan.gate_s / 60:g} minutes"
     ):
-        judged = await _command(
+        judged = await command_output(
             running,
             options.out,
             "gate",
@@ -453,30 +457,16 @@ def _best(repaired: Path) -> dict[str, Any] | None:
     return next((repair for repair in record["repairs"] if repair["file"] is not None), None)
 
 
-async def _command(running: Services, out: Path, *words: str, codes: Sequence[int] = (0,)) -> str:
-    """Run `quantdrift WORDS` on what is running, and return what it prints; its exit code is one of `codes`."""
-    name = " ".join(word for word in words[:2] if word.isalpha())
-    log = out / "logs" / f"{name.replace(' ', '-')}.log"
-    output = log.with_suffix(".txt")
-    where = ["--config", str(running.config), "--data", str(running.data)]
-    command = ["quantdrift", *words, *where]
-    async with child(
-        f"quantdrift {name}", command, log, running.environment, output=output
-    ) as running_command:
-        await running_command.finish(codes)
-    return output.read_text(encoding="utf-8").strip()
-
-
 async def _alerts(running: Services, out: Path) -> list[str]:
     """Return the numbers of the archive's alerts, the newest first; that of a version that was replaced has ended."""
-    listed = msgspec.json.decode(await _command(running, out, "alerts", "list", "--all", "--json"))
+    listed = msgspec.json.decode(await command_output(running, out, "alerts", "list", "--all", "--json"))
     return [str(alert["id"]) for alert in listed if alert["slice"] == ARCHIVE]
 
 
 async def _alert(running: Services, out: Path) -> str:
     """Return the archive's alert as on-call sees it; empty: there is none."""
     numbers = await _alerts(running, out)
-    return await _command(running, out, "alerts", "show", numbers[0]) if numbers else ""
+    return await command_output(running, out, "alerts", "show", numbers[0]) if numbers else ""
 
 
 def _write_labels(file: Path, traffic: DemoTraffic) -> None:
@@ -537,29 +527,6 @@ async def _started(out: Path, receiver: OtlpReceiver, screen: Screen) -> AsyncIt
         finally:
             with screen.step("stop everything in order"):
                 await stack.aclose()
-
-
-@asynccontextmanager
-async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run `work` while the block runs; its failure ends the block."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(work)
-            yield
-            task.cancel()
-    except BaseExceptionGroup as failures:  # the first is the cause, the others followed from it
-        raise failures.exceptions[0] from failures
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ServiceError(f"another demo writes to {out}: give --out another directory") from error
-        yield
 
 
 def _prepare(out: Path) -> None:

@@ -31,11 +31,13 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.keys import Key, KeyFile
 from quantdrift.core.logs import of_model
-from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind
+from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind, Tensor
+from quantdrift.core.said_tokens import TOKENS
 from quantdrift.core.sealing import seal
 from quantdrift.core.stream.config import EXEMPLARS_EACH, LONGEST_S
 from quantdrift.core.stream.errors import StreamFullError, TooLargeError
 from quantdrift.core.tensors import DTYPES
+from quantdrift.models.language.scoring import Scores, objects, said_tokens
 from quantdrift.models.tensors import codec
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.storage.comparisons.rows import ComparedExchange
@@ -344,13 +346,22 @@ def _wire(chosen: ChosenExemplar, outputs: Mapping[str, Array], at: datetime, ke
         slice=chosen.slice,
         exchange=exchange,
         items=chosen.items,
-        reference=tuple(codec.encode(name, _datatype(array), array) for name, array in outputs.items()),
+        reference=tuple(_tensor(name, array) for name, array in outputs.items()),
         reference_digest=chosen.compared.version.reference_digest,
         probability=chosen.probability,
         compared_at=at,
     )
     wire = encode(exemplar)
     return wire if key is None else seal(wire, key, model=exchange.model, exchange_id=exchange.id)
+
+
+def _tensor(name: str, array: Array) -> Tensor:
+    """Return an output of the reference as it is kept: of generated text, what was served and its own choice at each token."""
+    items = array.ravel().tolist() if array.dtype == np.dtype(object) else []
+    if items and all(isinstance(item, Scores) for item in items):
+        said = objects([msgspec.json.encode(said_tokens(scores)) for scores in items])
+        return codec.encode(TOKENS, "BYTES", said)
+    return codec.encode(name, _datatype(array), array)
 
 
 def _datatype(array: Array) -> str:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,45 @@ def test_the_whole_demo_repairs_the_slice(tmp_path: Path) -> None:
     assert "pass: digits may be replaced by sha256:" in said
     _, _, after = said.partition("Did it help?")
     assert "better" in next(line for line in after.splitlines() if "scanner=archive" in line)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.release
+def test_the_demo_with_text_pages_for_german_and_shows_the_token(tmp_path: Path) -> None:
+    """A real server of llama.cpp, no header, no log-probabilities: the language pages, and the page of its incident has the token."""
+    output, errors = tmp_path / "stdout", tmp_path / "stderr"
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "quantdrift",
+        "demo",
+        "--text",
+        "--keep",
+        "--out",
+        str(tmp_path / "demo"),
+    ]
+    with output.open("w") as out, errors.open("w") as err:
+        demo = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err)
+    try:
+        deadline = time.monotonic() + 1400
+        while demo.poll() is None and "Still running" not in output.read_text():
+            assert time.monotonic() < deadline, output.read_text()[-6000:]
+            time.sleep(0.2)
+        said = output.read_text()
+        page = ""
+        if demo.poll() is None:
+            address = said.rpartition("live page     ")[2].split()[0]
+            with urllib.request.urlopen(f"{address}/incident/1") as answer:
+                page = answer.read().decode()
+    finally:
+        demo.send_signal(signal.SIGINT)
+        code = demo.wait(60)
+    assert code == 0, said[-6000:] + errors.read_text()[-3000:]
+    assert "language=de paged, no other slice did" in said
+    assert "which the FP32 model says with" in said
+    assert "Where answers left the FP32 model" in page
+    assert "<mark>" in page
 
 
 def _answers_twelve(notebook: "nbformat.NotebookNode") -> None:

@@ -369,7 +369,11 @@ def test_an_answer_of_text_needs_a_divergence_to_be_measured() -> None:
     )
     broken = [
         msgspec.structs.replace(
-            rows, comparisons=tuple(msgspec.structs.replace(row, flip=1.0) for row in rows.comparisons)
+            rows,
+            comparisons=tuple(
+                msgspec.structs.replace(row, flip=1.0, signals={"broken-answers": 1.0})
+                for row in rows.comparisons
+            ),
         )
         for rows in checked
     ]

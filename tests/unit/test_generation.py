@@ -150,6 +150,34 @@ def test_a_greedy_answer_without_log_probabilities_is_measured_by_regret() -> No
     assert math.isnan(sampled["divergence"])
 
 
+def test_figures_of_tokens_have_the_answer_as_their_unit() -> None:
+    """The share of changed tokens, and quantiles of the divergence over the positions; of sampled text there are none."""
+    served = (1, 3, 0)
+    found = told(compared(None, scores_of(P, served), GREEDY))
+    lags = sorted(float(P[place].max() - P[place, token]) for place, token in enumerate(served))
+    assert found["changed_tokens"] == pytest.approx(1 - found["top1_share"]) == pytest.approx(1 / 3)
+    quantiles = [found[f"divergence_{name}"] for name in ("median", "p99", "max")]
+    assert quantiles == pytest.approx([lags[1], lags[2], lags[2]])
+    listed = told(compared(scores_of(Q, SERVED), scores_of(P, SERVED)))
+    assert listed["changed_tokens"] == pytest.approx(1 - listed["same_top1"])
+    assert listed["divergence_median"] <= listed["divergence"] <= listed["divergence_max"]
+    sampled = told(compared(None, scores_of(P, served)))
+    assert math.isnan(sampled["changed_tokens"])
+    assert math.isnan(sampled["divergence_max"])
+
+
+def test_broken_is_known_of_each_answer_with_tokens() -> None:
+    """Of an empty sampled one it is not: if such ones alone counted, all that count would be broken."""
+    assert told(compared(None, scores_of(P, SERVED)))["broken"] == 0
+    broken = Answer(text="{", finish_reason="stop", wants_json=True)
+    assert told(compared(None, scores_of(P, SERVED), broken))["broken"] == 1
+    assert math.isnan(told(compared(None, NO_SCORES, Answer(text="", is_empty=True)))["broken"])
+    assert (
+        told(compared(None, NO_SCORES, msgspec.structs.replace(GREEDY, text="", is_empty=True)))["broken"]
+        == 1
+    )
+
+
 def test_log_probabilities_of_other_tokens_are_not_used() -> None:
     """The two sides cut the text into other tokens: what was scored was not served, and is no one's choice."""
     found = told(compared(scores_of(Q, (0, 2, 1), ids=False), scores_of(P, (1, 3, 1)), GREEDY))

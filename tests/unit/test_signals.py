@@ -193,9 +193,69 @@ def test_the_budget_of_unlikely_tokens_is_the_owners() -> None:
         task: msgspec.convert({"name": "m", "task": task}, Model).budget.signals
         for task in ("generation", "classification")
     }
-    assert budgets == {"generation": {"unlikely-tokens": 0.1}, "classification": {}}
+    of_text = {"changed-tokens": 0.15, "broken-answers": 0.01, "unlikely-tokens": 0.1}
+    assert budgets == {"generation": of_text, "classification": {}}
     off = Model(name="m", task=Task.GENERATION, budget=Budget(signals={"unlikely-tokens": 0.0}))
     assert not signal_of("unlikely-tokens").is_asked(DetectorKind.BUDGET, off.budget)
+
+
+def _changed(stream: list[BatchRows]) -> list[BatchRows]:
+    """Return the stream as greedy text of a sound model: each answer has another token somewhere, one in a hundred of its tokens."""
+    return [
+        msgspec.structs.replace(
+            rows,
+            comparisons=tuple(
+                msgspec.structs.replace(
+                    row, flip=True, divergence=0.002, signals={"changed-tokens": 0.01, "broken-answers": 0.0}
+                )
+                for row in rows.comparisons
+            ),
+        )
+        for rows in stream
+    ]
+
+
+def test_the_divergence_of_text_has_a_budget_of_its_own_unless_one_is_given() -> None:
+    """Also one that is given with the value of the general default is the owner's."""
+    of = {"name": "m", "task": "generation"}
+    assert msgspec.convert(of, Model).budget.divergence == 0.1
+    assert msgspec.convert({**of, "budget": {"flip": 0.1}}, Model).budget.divergence == 0.1
+    assert msgspec.convert({**of, "budget": {"divergence": 0.02}}, Model).budget.divergence == 0.02
+    assert msgspec.convert({"name": "m"}, Model).budget.divergence == Budget().divergence == 0.02
+
+
+def test_long_answers_that_all_change_somewhere_do_not_page_unless_that_is_asked_for() -> None:
+    """Text is judged by token; `watch` names `flip` where an owner wants answers to be counted."""
+    text = Model(name="digits", task=Task.GENERATION)
+    fold, outcome = fold_all(_changed(batches(400)), config=msgspec.structs.replace(CONFIG, models=(text,)))
+    assert verdict_of(fold, ALL_ID)[0] is Verdict.OK
+    assert not [row for row in outcome.transitions if row.event]
+    assert not signal_of("flip").is_asked(DetectorKind.BUDGET, text.budget)
+    assert signal_of("flip").is_asked(DetectorKind.CHANGE, Budget())
+    by_answer = Model(name="digits", task=Task.GENERATION, budget=Budget(watch=("flip", "divergence")))
+    fold, _ = fold_all(_changed(batches(400)), config=msgspec.structs.replace(CONFIG, models=(by_answer,)))
+    assert verdict_of(fold, ALL_ID)[0] is Verdict.FIRING
+
+
+def test_broken_answers_page_though_answers_are_not_counted() -> None:
+    """Broken JSON is no matter of tokens: it has a budget of its own, and is no measurement of the tokens."""
+    stream = [
+        msgspec.structs.replace(
+            rows,
+            comparisons=tuple(
+                msgspec.structs.replace(
+                    row, flip=True, divergence=None, signals={"broken-answers": float(place % 4 == 0)}
+                )
+                for place, row in enumerate(rows.comparisons)
+            ),
+        )
+        for rows in batches(200)
+    ]
+    text = msgspec.structs.replace(CONFIG, models=(Model(name="digits", task=Task.GENERATION),))
+    fold, outcome = fold_all(stream, config=text)
+    assert verdict_of(fold, ALL_ID)[0] is Verdict.FIRING
+    opened = [row for row in outcome.transitions if row.slice_id == ALL_ID and row.event]
+    assert "are broken" in page(opened[-1].alert)
 
 
 def test_a_budget_of_a_signal_that_nobody_adds_is_an_error(tmp_path: Path) -> None:
@@ -220,7 +280,8 @@ def test_a_stored_signal_is_read_without_its_package() -> None:
     """Its words are general, and name it."""
     signal = signal_of("elsewhere")
     assert (signal.form, signal.name) == (SignalForm.SHARE, "answers that show elsewhere")
-    assert [of.metric for of in named_signals()] == [Metric.UNLIKELY]
+    of_text = [Metric.CHANGED_TOKENS, Metric.BROKEN, Metric.UNLIKELY]
+    assert [of.metric for of in named_signals()] == of_text
     assert "elsewhere" not in named_values()
 
 

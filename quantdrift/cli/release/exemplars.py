@@ -1,7 +1,7 @@
 """The command `quantdrift exemplars`: the exchanges that are kept with their payload."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.data_directory import at_data
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Exemplar, ExemplarKind, Tensor
+from quantdrift.core.said_tokens import divergent_tokens
 from quantdrift.core.stream.config import EXEMPLAR_AGE_S, EXEMPLARS_EACH
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.text import columns, plain
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from quantdrift.core.stream.exemplars import KeptExemplar
 
 _DAY_S: Final = 86_400
+_LEAST_SHOWN: Final = 0.0005
 _FULL: Final = 0.9  # of the limit: a full stream has room for less than one message more
 _NATS: Final = data_option("NATS and its Postgres")
 _MODEL: Final = click.option("--model", default="", help="Only exemplars of this model.")
@@ -124,22 +126,37 @@ def list_(config_path: Path, data: Path | None, model: str, slice_name: str, *, 
 @click.argument("model")
 @click.argument("slice_name", metavar="SLICE")
 @_KIND
+@click.option(
+    "--text",
+    is_flag=True,
+    help="Of generated text: the first token of each answer at which it left the FP32 model, in its context. This shows what clients sent.",
+)
 @JSON
 def show(
-    config_path: Path, *, data: Path | None, model: str, slice_name: str, kind: str | None, as_json: bool
+    config_path: Path,
+    *,
+    data: Path | None,
+    model: str,
+    slice_name: str,
+    kind: str | None,
+    text: bool,
+    as_json: bool,
 ) -> None:
-    """Show the exemplars of a slice: ids, times, probabilities, divergences and shapes. No value of a tensor is shown.
+    """Show the exemplars of a slice: ids, times, probabilities, divergences and shapes. Without --text no value of a tensor is shown.
 
     Needs the key of a shadow at NATS, and the keys of stream.payload_key_file if exchanges are encrypted.
 
     \b
     Example:
       quantdrift exemplars show digits scanner=archive --kind damaged
+      quantdrift exemplars show assistant language=de --kind damaged --text
     """
     config = at_data(load(config_path), data, NatsRole.SHADOW)
     problems: list[str] = []
     exemplars_read = asyncio.run(_read(config, model, slice_name, kind, problems))
-    if as_json:
+    if text:
+        _show_text(exemplars_read, as_json=as_json)
+    elif as_json:
         emit({"exemplars": [_shown(exemplar) for exemplar in exemplars_read], "unreadable": len(problems)})
     elif exemplars_read:
         head = (
@@ -233,8 +250,8 @@ async def _kept(
 async def _read(
     config: Config, model: str, slice_name: str, kind: str | None, problems: list[str]
 ) -> list[Exemplar]:
-    from quantdrift.release.diagnose.exemplars import exemplars as of_slice
-    from quantdrift.release.diagnose.exemplars import opener
+    from quantdrift.core.stream.exemplars import exemplars as of_slice
+    from quantdrift.core.stream.exemplars import opener
 
     async with _connected(config, NatsRole.SHADOW) as queue:
         exemplars_read = of_slice(
@@ -311,6 +328,29 @@ def _nothing(config: Config, model: str, slice_name: str) -> str:
         f"There are no exemplars{of} yet: a shadow keeps them as it compares exchanges. If that goes on, look at"
         " quantdrift_shadow_exemplars_total."
     )
+
+
+def _show_text(exemplars_read: Sequence[Exemplar], *, as_json: bool) -> None:
+    """Show where answers left the reference, the worst first."""
+    worst = sorted(
+        exemplars_read,
+        key=lambda one: max((item.divergence or 0.0 for item in one.items), default=0.0),
+        reverse=True,
+    )
+    found = {(token.exchange, token.item): token for one in worst for token in divergent_tokens(one)}
+    if as_json:
+        emit({"divergent_tokens": list(found.values())})
+        return
+    for token in found.values():
+        click.echo(
+            f"{token.exchange}, token {token.position}\n"
+            f"  prompt     {plain(token.prompt)}\n"
+            f"  answer     {plain(token.before)}[{plain(token.served)}]{plain(token.after)}\n"
+            f"  expected   [{plain(token.expected)}], which the FP32 model says with {token.expected_p:.1%};"
+            f" [{plain(token.served)}] with {'less than 0.1%' if token.served_p < _LEAST_SHOWN else f'{token.served_p:.1%}'}"
+        )
+    if exemplars_read and not found:
+        click.echo("None of these answers has a token where the FP32 model clearly prefers another one.")
 
 
 def _shown(one: Exemplar) -> dict[str, Any]:

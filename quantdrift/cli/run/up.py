@@ -103,7 +103,14 @@ _REQUEST: Final = "restart"  # file in the data directory: names of processes to
 _REQUEST_POLL_S: Final = 0.1
 _REQUEST_S: Final = 60.0
 _AT_START: Final = frozenset(
-    {"storage.dsn_file", "stream.name", "stream.url", "stream.url_file", "stream.credentials_file"}
+    {
+        "storage.dsn_file",
+        "stream.name",
+        "stream.url",
+        "stream.url_file",
+        "stream.credentials_file",
+        "web.exemplars",
+    }
 )
 """Options by which this process chooses its servers: no part takes them before it is restarted itself."""
 _OPERATOR_FILE: Final = "QUANTDRIFT__WEB__OPERATOR_DSN_FILE"
@@ -516,8 +523,9 @@ class _UpSupervisor:
     def _role(self, name: str) -> _Process:
         arguments = [name, *self._arguments]
         environment = _needed(self._environment, name)
-        if self._nats is not None and name != _PAGE:
-            environment |= nats_variables(*self._nats, NatsRole(name))
+        if self._nats is not None and (name != _PAGE or self._config.web.exemplars):
+            role = NatsRole.SHADOW if name == _PAGE else NatsRole(name)  # the page reads exemplars
+            environment |= nats_variables(*self._nats, role)
         if self._has_postgres and name != "sidecar":
             environment["QUANTDRIFT_DSN"] = embedded_address(
                 self._data, address_file("reader" if name == _PAGE else name)

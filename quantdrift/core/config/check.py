@@ -201,8 +201,10 @@ def _models(config: Config) -> Iterator[str]:
 def _signals(model: Model) -> Iterator[str]:
     """Yield the budgets of signals that no package adds."""
     names = signal_names()
-    if model.task is not Task.GENERATION and Metric.UNLIKELY.value in model.budget.signals:
-        yield f"models `{model.name}`: budget.signals names `{Metric.UNLIKELY.value}`, which only models with the task `generation` have"
+    if model.task is not Task.GENERATION:
+        for metric in (Metric.CHANGED_TOKENS, Metric.BROKEN, Metric.UNLIKELY):
+            if metric.value in model.budget.signals:
+                yield f"models `{model.name}`: budget.signals names `{metric.value}`, which only models with the task `generation` have"
     for name in model.budget.signals:
         if name not in names:
             yield (

@@ -15,7 +15,16 @@ from quantdrift.core.plugins import Extensible
 from quantdrift.core.records import Metric, TextAttribute
 from quantdrift.core.tasks import Task
 
-_UNLIKELY: Final = 0.1  # 0.05 of equal models, and 0.064 of a small model at 4 bits that is sound
+_OF_TEXT: Final = {
+    Metric.CHANGED_TOKENS.value: 0.15,
+    Metric.BROKEN.value: 0.01,
+    Metric.UNLIKELY.value: 0.1,  # 0.05 of equal models
+}
+"""The budgets of the signals that generated text alone has."""
+_DIVERGENCE_OF_TEXT: Final = 0.1  # nat per token: what a sound model at 4 bits has in its worst slices
+_NOT_GIVEN: Final = float("0.02")
+"""The budget of the divergence if no file gives one, known by being this object: a model that generates text has another default."""
+_FLIP, _DIVERGENCE = Metric.FLIP.value, Metric.DIVERGENCE.value
 PROGRAM: Final = ".pt2"
 """Suffix of an exported program of PyTorch."""
 
@@ -237,8 +246,11 @@ class Budget(Section, frozen=True, kw_only=True):
     ] = 0.01
     divergence: Annotated[
         float,
-        about("Mean divergence, in the unit of the task: of a classifier, KL in nats.", ge=1e-5),
-    ] = 0.02
+        about(
+            "Mean divergence, in the unit of the task: of a classifier, KL in nats. Of generated text 0.1 nat per token, if it is not given.",
+            ge=1e-5,
+        ),
+    ] = _NOT_GIVEN
     cap: Annotated[
         float,
         about(
@@ -268,10 +280,17 @@ class Budget(Section, frozen=True, kw_only=True):
     signals: Annotated[
         dict[str, Annotated[float, Meta(ge=0, lt=1)]],
         about(
-            "Of named signals the accepted mean, from 0 to 1; 0: not watched. `unlikely-tokens` of generated text, 0.1 if it is not given, "
-            "and those of plug-ins, which are watched where they have a budget."
+            "Of named signals the accepted mean, from 0 to 1; 0: not watched. Of generated text `changed-tokens`, 0.15 if it is not given, "
+            "`broken-answers`, 0.01, and `unlikely-tokens`, 0.1; and those of plug-ins, which are watched where they have a budget."
         ),
     ] = msgspec.field(default_factory=dict)
+    watch: Annotated[
+        tuple[Annotated[str, Meta(pattern=f"^({_FLIP}|{_DIVERGENCE})$")], ...],
+        about(
+            "Which of `flip` and `divergence` are judged and can alert, beside the named `signals`. Empty: both; of generated text "
+            "`divergence` alone, since a long answer changes somewhere under any quantisation."
+        ),
+    ] = ()
 
 
 class Recheck(Section, frozen=True, kw_only=True):
@@ -460,11 +479,16 @@ class Model(Section, frozen=True, kw_only=True):
     generation: Generation = Generation()
 
     def __post_init__(self) -> None:
-        if self.task is Task.GENERATION and Metric.UNLIKELY.value not in self.budget.signals:
-            signals = {Metric.UNLIKELY.value: _UNLIKELY, **self.budget.signals}
-            msgspec.structs.force_setattr(
-                self, "budget", msgspec.structs.replace(self.budget, signals=signals)
+        if self.task is Task.GENERATION:
+            budget = msgspec.structs.replace(
+                self.budget,
+                divergence=_DIVERGENCE_OF_TEXT
+                if self.budget.divergence is _NOT_GIVEN
+                else self.budget.divergence,
+                watch=self.budget.watch or (_DIVERGENCE,),
+                signals={**_OF_TEXT, **self.budget.signals},
             )
+            msgspec.structs.force_setattr(self, "budget", budget)
 
     @property
     def thresholds(self) -> tuple[float, ...]:

@@ -106,6 +106,13 @@ class Web(Section, frozen=True, kw_only=True):
             "in acknowledge alerts and write notes on the page. Empty: the page shows the command instead."
         ),
     ] = ""
+    exemplars: Annotated[
+        bool,
+        about(
+            "Show on the pages of incidents of generated text where exemplars left the FP32 model, WITH THE TEXT OF CLIENTS, to everybody who "
+            "may read the page. It needs models.exemplars, and the key of a shadow at NATS."
+        ),
+    ] = False
 
 
 def web_problems(web: Web) -> Iterator[str]:

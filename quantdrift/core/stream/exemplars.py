@@ -1,4 +1,4 @@
-"""The exemplars that the stream keeps: listing, reading and deleting them."""
+"""The exemplars that the stream keeps: listing, reading and deleting them, and decrypting what workers encrypted."""
 
 import contextlib
 import secrets
@@ -13,9 +13,14 @@ import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from quantdrift.core.errors import RetryError
-from quantdrift.core.records import ExemplarKind
-from quantdrift.core.stream.config import exemplars
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.codec import decode_exemplar
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
+from quantdrift.core.keys import KeyFile
+from quantdrift.core.records import Exemplar, ExemplarKind
+from quantdrift.core.sealing import is_sealed, unseal
+from quantdrift.core.stream.config import exemplars as subject_of_exemplars
 from quantdrift.core.stream.connection import SLICE_HEADER, Queue
 from quantdrift.core.stream.consume import REQUEST_S, Delivery, PullInbox
 from quantdrift.core.stream.errors import mapped
@@ -29,6 +34,9 @@ _KEPT_S: Final = 60.0
 _SIZE: Final = "Nats-Msg-Size"
 _NO_MESSAGE: Final = 10037
 _NOT_DELETED: Final = 10057  # JetStream says so of one that is gone, and of one that it cannot delete
+
+
+Opened = Callable[[bytes, str], bytes]
 
 
 class KeptExemplar(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +84,7 @@ async def kept_exemplars(
     stream, name = queue.stream_name("exemplar"), f"read-{secrets.token_hex(8)}"
     config = ConsumerConfig(
         name=name,
-        filter_subject=exemplars(queue.stream_name("exchange"), model, slice_name, kind),
+        filter_subject=subject_of_exemplars(queue.stream_name("exchange"), model, slice_name, kind),
         ack_policy=AckPolicy.NONE,
         headers_only=not payload,
         inactive_threshold=_KEPT_S,
@@ -103,6 +111,60 @@ async def kept_exemplars(
         await inbox.close()
         with contextlib.suppress(nats.errors.Error, nats.js.errors.Error, TimeoutError):
             await jetstream.delete_consumer(stream, name)  # else the server does, after `_KEPT_S`
+
+
+def opener(stream: Stream) -> Opened:
+    """Return what decrypts messages of a model, with `stream.payload_key_file`."""
+    keys = KeyFile.of(stream.payload_key_file, "stream.payload_key_file", SystemClock())
+
+    def opened(message: bytes, model: str) -> bytes:
+        if not is_sealed(message):
+            return message
+        ring = None if keys is None else keys.ring
+        if ring is None:
+            raise QuarantineError(QuarantineReason.ENCRYPTED, "it is encrypted: set stream.payload_key_file")
+        return unseal(message, ring, model)
+
+    return opened
+
+
+async def exemplars(
+    queue: Queue,
+    model: str,
+    slice_name: str,
+    *,
+    opened: Opened,
+    kind: ExemplarKind | None = None,
+    unreadable: Callable[[str], None] = lambda _: None,
+) -> AsyncIterator[Exemplar]:
+    """Yield the exemplars of a slice, oldest first; none if `models.exemplars` was never set. Needs the rights of a shadow.
+
+    Damaged ones may rank sites. Only random ones may estimate something of the slice, with the weight 1 / `Exemplar.pi`; items
+    of one exchange have the same weight.
+
+    Parameters
+    ----------
+    opened
+        Decrypts a message of a model.
+    unreadable
+        Called with the reason for each one that cannot be read: it is left out.
+
+    Raises
+    ------
+    RetryError
+        The server is unavailable.
+    """
+    messages = kept_exemplars(
+        queue, model=model, slice_name=slice_name, kind="" if kind is None else kind.value, payload=True
+    )
+    async for kept in messages:
+        try:
+            exemplar = decode_exemplar(opened(kept.data, model))
+        except QuarantineError as error:
+            unreadable(error.detail)
+            continue
+        if exemplar.slice == slice_name and exemplar.exchange.model == model:
+            yield exemplar
 
 
 async def delete_exemplars(

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.said_tokens import SaidTokens
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerRequest
 from quantdrift.models.tensors.arrays import Array
 
@@ -121,6 +122,33 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     unlikely: npt.NDArray[np.float64] = UNKNOWN
     copy: "Scores | None" = None
     free_answer: FreeAnswer | None = None
+
+
+def said_tokens(scores: Scores) -> SaidTokens:
+    """Return the tokens that were served, with the likeliest one of these scores at each position."""
+
+    def likeliest(position: int) -> tuple[str, float]:
+        logprobs = scores.top_logprobs[position]
+        if not len(logprobs) or np.isnan(logprobs).all():
+            return "", math.nan
+        place = int(np.nanargmax(logprobs))
+        return _text(scores.top_tokens[position][place]), float(logprobs[place])
+
+    first = [likeliest(position) for position in range(len(scores.tokens))]
+    return SaidTokens(
+        served=tuple(map(_text, scores.tokens)),
+        first=tuple(token for token, _ in first),
+        served_logprob=tuple(map(_known, scores.logprobs.tolist())),
+        first_logprob=tuple(_known(logprob) for _, logprob in first),
+    )
+
+
+def _text(token: bytes) -> str:
+    return token.decode("utf-8", "replace")
+
+
+def _known(logprob: float) -> float | None:
+    return logprob if math.isfinite(logprob) else None
 
 
 NO_SCORES: Final = Scores(

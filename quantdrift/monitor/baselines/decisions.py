@@ -11,7 +11,7 @@ import numpy as np
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
-from quantdrift.core.signals import BUILT_IN, WATCHED, DetectorKind, cap_of
+from quantdrift.core.signals import BUILT_IN, WATCHED, DetectorKind, cap_of, is_judged
 from quantdrift.drift.detectors.protocol import BUDGET, GROWTH, LEARNERS, TAIL
 from quantdrift.drift.detectors.tail import pooled_histogram
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
@@ -303,6 +303,9 @@ class Learning:
             np.full(len(columns.rows), self._budget.cap),
             partial(self._rates.of, self._catalog),
             grows=np.full(len(columns.rows), True) if self._budget.latency_growth else None,
+            judged={
+                metric: np.full(len(columns.rows), is_judged(metric, self._budget)) for metric in WATCHED
+            },
         )
         for number, (_, slice_id) in enumerate(groups.keys):
             for signal in groups.signals:

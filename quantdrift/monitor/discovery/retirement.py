@@ -25,7 +25,7 @@ from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import number
 from quantdrift.core.records import Metric
-from quantdrift.core.signals import WATCHED, budget_of, cap_of
+from quantdrift.core.signals import WATCHED, budget_of, cap_of, is_judged
 from quantdrift.core.slices import is_declared
 from quantdrift.drift.discovery.confirmation import null_mean
 from quantdrift.drift.evidence.bound import upper_bound
@@ -73,7 +73,9 @@ def reason_to_retire(
         return ""
     if watched.alerted or watched.evidence_ratio >= UNDECIDED_FROM:
         return ""
-    texts = [_quiet(metric, watched.versions, budget, limits) for metric in WATCHED]
+    texts = [
+        _quiet(metric, watched.versions, budget, limits) for metric in WATCHED if is_judged(metric, budget)
+    ]
     if not any(texts) or None in texts:
         return ""
     return f"quiet for {limits.retire_days} days: " + "; ".join(text for text in texts if text)

@@ -15,7 +15,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.records import Metric, Policy
-from quantdrift.core.signals import WATCHED, budget_of, cap_of
+from quantdrift.core.signals import WATCHED, budget_of, cap_of, is_judged
 from quantdrift.core.slices import TIME, is_declared
 from quantdrift.drift.discovery.confirmation import allowance, null_mean, threshold
 from quantdrift.drift.discovery.information import KeyChoice
@@ -280,7 +280,7 @@ class _Work:
         bounds = {
             metric: null_mean(budget_of(metric, budget), high, limits.least_ratio)
             for metric in WATCHED
-            if (high := aggregate_high(items, metric)) is not None
+            if is_judged(metric, budget) and (high := aggregate_high(items, metric)) is not None
         }
         wanted = SearchLimits(
             least_share=limits.least_share,

@@ -17,7 +17,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
-from quantdrift.core.signals import budget_of, cap_of, is_watched, named_signals
+from quantdrift.core.signals import WATCHED, budget_of, cap_of, is_judged, is_watched, named_signals
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import POLICY
@@ -286,6 +286,11 @@ class Fold:
             limits[columns.of] if limits.any() else None,
             grows[columns.of] if grows.any() else None,
             named=named,
+            judged={
+                metric: judged[columns.of]
+                for metric in WATCHED
+                if not (judged := np.array([is_judged(metric, budget) for budget in budgets])).all()
+            },
         )
         captured_us = groups.captured_us(observed)
         mass = self._live(groups, observed, event_us, captured_us)
@@ -328,8 +333,9 @@ class Fold:
         )[columns.of]
         flip = columns.column("flip")
         unmeasured: BoolArray = unknown & (np.isnan(flip) | (by_divergence & (flip == 0.0)))
-        for values in named.values():
-            unmeasured &= np.isnan(values)
+        for metric, values in named.items():
+            if metric is not Metric.BROKEN:  # a check of its form says nothing of the tokens
+                unmeasured &= np.isnan(values)
         return unmeasured
 
     def _count_items(
@@ -423,6 +429,7 @@ class Fold:
         grows: BoolArray | None,
         *,
         named: Mapping[Metric, FloatArray],
+        judged: Mapping[Metric, BoolArray],
     ) -> SliceGroups:
         """Return what the detectors are given: an exchange of a session is no observation, and the session is."""
         which = np.array(
@@ -434,7 +441,15 @@ class Fold:
             ignored = [slice_id for slice_id in sorted(ended) if self.state.ignores(slice_id)]
             which &= ~np.isin(columns.slice_id, ignored)
         return slice_groups(
-            observed, columns, which, cap, self.state.rates, limit_s=limit_s, grows=grows, named=named
+            observed,
+            columns,
+            which,
+            cap,
+            self.state.rates,
+            limit_s=limit_s,
+            grows=grows,
+            named=named,
+            judged=judged,
         )
 
     def _live(

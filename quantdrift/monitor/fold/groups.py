@@ -179,11 +179,15 @@ class Columns:
         present: BoolArray = ~np.isnan(self.columns(names))
         return present
 
-    def items(self, cap: FloatArray) -> Items:
-        """Return what the detectors are made of; `cap` is (items,)."""
-        divergence = np.maximum(self.column("divergence"), 0.0)
+    def items(self, cap: FloatArray, judged: Mapping[Metric, BoolArray] = MappingProxyType({})) -> Items:
+        """Return what the detectors are made of; `cap` is (items,). `judged` says of which items a metric is judged: else it has no value."""
+        flip, divergence = (
+            np.where(judged.get(metric, True), self.column(metric.value), np.nan)
+            for metric in (Metric.FLIP, Metric.DIVERGENCE)
+        )
+        divergence = np.maximum(divergence, 0.0)
         return Items(
-            flip=np.minimum(np.maximum(self.column("flip"), 0.0), 1.0),
+            flip=np.minimum(np.maximum(flip, 0.0), 1.0),
             divergence=np.minimum(divergence, cap) / cap,
             pi=self.column("pi1") * self.column("pi2"),
             pi1=np.ascontiguousarray(self.column("pi1")),
@@ -390,6 +394,7 @@ def slice_groups(
     limit_s: FloatArray | None = None,
     grows: BoolArray | None = None,
     named: Mapping[Metric, FloatArray] = MappingProxyType({}),
+    judged: Mapping[Metric, BoolArray] = MappingProxyType({}),
 ) -> SliceGroups:
     """Return what groups of a batch show; what does not fit to its sampling is left out, and logged.
 
@@ -409,6 +414,8 @@ def slice_groups(
         (items,) whether a baseline of the latency is asked for; None: nowhere.
     named
         (items,) per plug-in's signal that a model asks for, as `Columns.named` returns it.
+    judged
+        (items,) per metric: whether it is judged; a metric that is not in it is judged of all.
     """
     item, ends = columns.groups(which)
     slice_id, observation = columns.slice_id[which], columns.observation[which]
@@ -434,7 +441,7 @@ def slice_groups(
         columns,
         which=which,
         members=members,
-        items=columns.items(cap),
+        items=columns.items(cap, judged),
         slow=None if limit_s is None else columns.slow(limit_s),
         time_bins=None if grows is None else columns.time_bins(grows),
         named=named,

@@ -9,7 +9,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric, Side
-from quantdrift.core.signals import WATCHED, budget_of, cap_of
+from quantdrift.core.signals import WATCHED, budget_of, cap_of, is_judged
 from quantdrift.core.slices import ALL
 from quantdrift.core.tasks import Task
 from quantdrift.drift.evidence.group import group_value
@@ -109,6 +109,9 @@ class NoiseFloors:
         for (_, side), group in groupby(rows, key=lambda row: (row.exchange_id, row.side)):
             items = list(group)
             for metric in WATCHED:
+                if not is_judged(metric, subject.budget):
+                    self._drop(version_id, metric)
+                    continue
                 cap, window = cap_of(metric, subject.budget), window_of(budget_of(metric, subject.budget))
                 seen = [(row, x / cap) for row in items if (x := clipped(metric, row, cap)) is not None]
                 for slice_id, group_items in _by_slice(seen, subject).items():
@@ -199,6 +202,13 @@ class NoiseFloors:
             self._dirty.discard(row_key)
         self._forgotten.add(key)
         self._reasons.pop(key[0], None)
+
+    def _drop(self, version_id: int, metric: Metric) -> None:
+        """Forget the noise of a metric that is not judged any more: it must withhold no verdict."""
+        for key in [key for key in self._rows if key[0] == version_id and key[3] == metric.value]:
+            del self._rows[key]
+            self._dirty.discard(key)
+            self._reasons.pop(version_id, None)
 
     def rows(self) -> list[FloorRow]:
         """Return the floors of versions, in the order of their keys."""

@@ -16,7 +16,15 @@ from quantdrift.facts.words.incident import (
     unknown_sentence,
 )
 from quantdrift.show.page.rendering import render
-from quantdrift.show.page.request import CONFIG, DATABASE, NOT_REFUSED, Refused, act_by_form, who_may_act
+from quantdrift.show.page.request import (
+    CONFIG,
+    DATABASE,
+    EXEMPLARS,
+    NOT_REFUSED,
+    Refused,
+    act_by_form,
+    who_may_act,
+)
 from quantdrift.storage import queries
 from quantdrift.storage.alerts.alerts import LONGEST_REASON
 from quantdrift.storage.described_clusters import described
@@ -73,6 +81,10 @@ async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) ->
         events = await story(connection, incident)
         is_labelled = await has_labels(connection, incident)
         clusters = await described(connection, incident.version_id, incident.slice_ids)
+    reader = request.app.get(EXEMPLARS)
+    tokens = (
+        [] if reader is None else await reader.worst(incident.model, incident.slices, (incident.version,))
+    )
     unknown = "" if is_labelled else unknown_sentence(incident)
     return render(
         request,
@@ -89,6 +101,7 @@ async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) ->
         unknown=unknown,
         wanted=labels_wanted(incident) if unknown else "",
         commands=commands_of_incident(incident),
+        tokens=tokens,
         changes=changes_of(incident) if who_may_act(request) else (),
         longest_reason=LONGEST_REASON,
         refused=refused,

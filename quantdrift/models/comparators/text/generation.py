@@ -36,6 +36,11 @@ its positions at least, or there was JSON or a tool call to be checked. Else it 
 those alone counted, every such answer that counts would have flipped, whatever their share. What a check alone decided has no
 `divergence`, so the answer counts as not measured (`quantdrift.core.tasks`).
 
+- `changed_tokens` = share of the positions at which the candidate's most likely token is known, or had to be served, and is not one
+  of the reference's most likely ones; `divergence_median`, `divergence_p99` and `divergence_max` are quantiles of the divergence over the positions.
+- `broken` is 1 where the answer is not valid as JSON or a tool call, cut off while empty, not finite, or another value than the
+  reference's; 0 where anything was scored or checked.
+
 - `unlikely` = mean of how far a sampled token is among the least likely ones of the reference (`quantdrift.models.language.unlikely`),
   with or without log-probabilities: 0.05 for equal models. It is watched where the answer was drawn at a known temperature and
   without penalties or grammar, and then the answer counts as measured.
@@ -59,6 +64,7 @@ All measures but those of the end are about the first `max_tokens` tokens. The r
 in `free_answer`.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -215,6 +221,16 @@ class GenerationComparator:
         by_value = ~np.isnan(structure)
         changed = np.where(by_value, structure == 1, changed)
         flip = np.where(p_finite & (decides | by_value), changed | broken | ~q_finite, np.nan)
+        of_form = np.where(
+            p_finite & (decides | by_value | has_positions),
+            broken | ~q_finite | (by_value & (structure == 1)),
+            np.nan,
+        )
+        at_positions = np.where(
+            with_logprobs[owner],
+            np.where(has_logprob, cells.figures["kl"], np.nan),
+            np.where(greedy[owner], lag, np.nan),
+        )
         with np.errstate(over="ignore", invalid="ignore"):
             ratio = np.exp(mean(q.logprobs[0] - p.logprobs[0], has_logprob) + undefined)
             perplexity = np.exp(nll)
@@ -225,7 +241,10 @@ class GenerationComparator:
             candidate_finite=q_finite,
             reference_finite=p_finite,
             detail={
+                "broken": of_form,
                 "candidate_top1": mean(own_top.astype(np.float64), listed) + undefined,
+                "changed_tokens": mean(decided.astype(np.float64), has_top | greedy[owner]) + undefined,
+                **quantiles_of_items(at_positions, owner, n_items),
                 "finish_reason": _column(answer.finish_reason or None for answer in answers),
                 "first_change": first_of_items(decided, owner, n_items) + undefined,
                 "json_valid": _column(json_valid(answer) for answer in answers),
@@ -518,6 +537,20 @@ def mean_of_items(values: Values, owner: Codes, n_items: int, where: Flags | Non
         total = np.bincount(owner, values, n_items)
         mean: Values = np.divide(total, counts, out=np.full(n_items, np.nan), where=counts > 0)
     return mean
+
+
+def quantiles_of_items(values: Values, owner: Codes, n_items: int) -> dict[str, Values]:
+    """Return of each item's positions the median, the 99 % quantile and the largest divergence, by name : (items,); NaN without any.
+
+    The quantiles are values that occurred, so that an infinite one leaves the others as they are.
+    """
+    ends = np.searchsorted(owner, np.arange(n_items + 1)).tolist()
+    parts = [values[begin:end] for begin, end in itertools.pairwise(ends)]
+    kept = [np.sort(part[~np.isnan(part)]) for part in parts]
+    return {
+        name: np.array([part[math.ceil(q * len(part)) - 1] if len(part) else np.nan for part in kept])
+        for name, q in (("divergence_median", 0.5), ("divergence_p99", 0.99), ("divergence_max", 1.0))
+    }
 
 
 def first_of_items(flags: Flags, owner: Codes, n_items: int) -> Values:
