@@ -73,6 +73,25 @@ class Protocol(Extensible):
     OPENAI_CHAT = "openai-chat"
     OPENAI_COMPLETIONS = "openai-completions"
     OPENAI_EMBEDDINGS = "openai-embeddings"
+    OPENAI_RESPONSES = "openai-responses"
+    ANTHROPIC_MESSAGES = "anthropic-messages"
+    OLLAMA_CHAT = "ollama-chat"
+    OLLAMA_GENERATE = "ollama-generate"
+    GENERATE = "generate"  # the generate endpoints of Triton and KServe
+
+
+GENERATED: Final = frozenset(
+    {
+        Protocol.OPENAI_CHAT,
+        Protocol.OPENAI_COMPLETIONS,
+        Protocol.OPENAI_RESPONSES,
+        Protocol.ANTHROPIC_MESSAGES,
+        Protocol.OLLAMA_CHAT,
+        Protocol.OLLAMA_GENERATE,
+        Protocol.GENERATE,
+    }
+)
+"""Protocols in which text is generated. Their exchanges are recorded in the form of OpenAI's chat or completions."""
 
 
 class TextAttribute(StrEnum):

@@ -88,6 +88,12 @@ IGNORED = Instrument(
     "{request}",
     "Requests that are not inference, or that quantdrift sent itself.",
 )
+UNKNOWN_POSTS = Instrument(
+    "quantdrift.sidecar.unknown_posts",
+    _OC,
+    "{request}",
+    "POST requests of paths that no protocol of capture.protocols decodes; part of quantdrift.sidecar.ignored.",
+)
 EARLY = Instrument(
     "quantdrift.sidecar.early",
     _OC,

@@ -31,7 +31,6 @@ EVALUATION: Final = "gen_ai.evaluation.result"
 """Name of the events of OpenTelemetry's conventions for generative AI, https://github.com/open-telemetry/semantic-conventions-genai."""
 MOST_LINKS = 128  # of a span; the SDK's limit
 _TIMEOUT_S = 5.0
-_GENERATED: Final = frozenset({records.Protocol.OPENAI_CHAT, records.Protocol.OPENAI_COMPLETIONS})
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 
 
@@ -131,7 +130,7 @@ class OtlpSpans:
             return
         for compared in exchanges:
             exchange = compared.exchange
-            context = _context(exchange.trace) if exchange.protocol in _GENERATED else None
+            context = _context(exchange.trace) if exchange.protocol in records.GENERATED else None
             if context is None:
                 continue
             subject: dict[str, Any] = {

@@ -243,8 +243,8 @@ class Recorder:
             heads=heads,
             model=model,
             wire=msgspec.structs.replace(wire, model=model),
-            # Without the document, which may be large.
-            query=msgspec.structs.replace(query, document={}),
+            # Without the document and its text, which may be large.
+            query=msgspec.structs.replace(query, document={}, text={}),
             attributes=self._attributes.pick(heads.request.headers, query.parameters, query.document)
             | self._text_attributes.of_request(heads.route.protocol, query),
             n_bytes=len(content),

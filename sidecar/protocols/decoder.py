@@ -97,6 +97,8 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
         The parameters of the protocol, by name.
     document
         The JSON document; empty if there is none.
+    text
+        `messages`, `tools` or `prompt` in the form of OpenAI's; empty: those of `document` have it.
     model, version
         As named in the body, else empty: then the path names them.
     """
@@ -104,6 +106,7 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[Tensor, ...]
     parameters: Mapping[str, Any] = {}
     document: Mapping[str, Any] = {}
+    text: Mapping[str, Any] = {}
     model: str = ""
     version: str = ""
 

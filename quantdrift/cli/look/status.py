@@ -56,6 +56,7 @@ _COUNTS: Final = {
         "taken",
         "lost",
         "ignored",
+        "unknown_posts",
         "config_refused",
         "backend_failures",
         "blind_connections",

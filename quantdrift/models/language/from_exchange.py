@@ -40,6 +40,11 @@ from quantdrift.models.tensors.codec import MAX_ITEMS, decode
 
 _NAMED: Final = b"token_id:"  # vLLM's spelling of a token with `return_tokens_as_token_ids`
 _DEFAULTS: Final = Generation()
+_NOT_ALL_SENT: Final[Mapping[str, str]] = {
+    "server_tools": "the client lets the server run tools of its own, and the request does not contain what they add to the prompt",
+    "stored_prompt": "a part of the conversation is kept at the server (`previous_response_id`, `conversation`, `prompt` or"
+    " `context`), so the reference cannot rebuild the prompt: have clients send the whole conversation",
+}
 _LEAST: Final = -9999.0  # vLLM's value for a missing log-probability, and for minus infinity
 
 
@@ -218,13 +223,19 @@ def _scoring_request(
     messages: tuple[dict[str, Any], ...] = ()
     prompt, n_prompts = "", 1
     if prompt_ids is None and (changing_option := changes_prompt(options)):
-        raise QuarantineError(
-            QuarantineReason.OUTPUT,
+        problem = _NOT_ALL_SENT.get(
+            changing_option,
             f"the client's `{changing_option}` changes the prompt, so the reference cannot rebuild it: have clients set "
             "`return_token_ids`",
         )
+        raise QuarantineError(QuarantineReason.OUTPUT, problem)
     if "messages" in inputs:
         messages = tuple(_document(inputs["messages"], list[dict[str, Any]]))
+        if kinds := sorted({kind for message in messages for kind in _other_parts(message.get("content"))}):
+            raise QuarantineError(
+                QuarantineReason.OUTPUT,
+                f"a message has parts that are not text ({', '.join(kinds)[:100]}): references read texts only",
+            )
     else:
         n_prompts = len(_texts(inputs["prompt"])) if "prompt" in inputs else len(inputs) - 1
         prompt_index = index // wanted_choices(options)
@@ -323,6 +334,16 @@ def _content_texts(content: Any) -> Iterable[str]:
         yield content
     elif isinstance(content, list):
         yield from (part["text"] for part in map(object_of, content) if isinstance(part.get("text"), str))
+
+
+def _other_parts(content: Any) -> Iterable[str]:
+    """Yield the types of parts that are no text: images, audio, files."""
+    if isinstance(content, list):
+        yield from (
+            str(part.get("type", "unknown"))
+            for part in map(object_of, content)
+            if not isinstance(part.get("text"), str)
+        )
 
 
 def _n_tokens(outputs: Mapping[str, Tensor], index: int, n_choices: int) -> int | None:
