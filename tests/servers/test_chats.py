@@ -23,7 +23,8 @@ SAID = 'größe matters "quoted" 🙂'
 HEARD = 'GRÖSSE MATTERS "QUOTED" 🙂'
 SYSTEM, USER = {"role": "system", "content": "be loud"}, {"role": "user", "content": SAID}
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
-TOOL = {"type": "function", "function": {"name": "measure", "description": "measures", "parameters": SCHEMA}}
+FUNCTION: dict[str, Any] = {"name": "measure", "description": "measures", "parameters": SCHEMA}
+TOOL = {"type": "function", "function": FUNCTION}
 CALL = ["measure", {"text": "größe"}]
 RESPONSE = {
     "model": "loud",
@@ -42,7 +43,7 @@ MESSAGE = {
 LINES = {"model": "loud", "options": {"temperature": 0, "num_predict": 9}}
 GENERATE = {**LINES, "system": "be loud", "prompt": SAID}
 WITH_TOOL: dict[str, dict[str, Any]] = {
-    "responses": RESPONSE | {"tools": [{"type": "function", **TOOL["function"], "strict": None}]},
+    "responses": RESPONSE | {"tools": [{"type": "function", **FUNCTION, "strict": None}]},
     "messages": MESSAGE | {"tools": [{"name": "measure", "description": "measures", "input_schema": SCHEMA}]},
     "chat": LINES | {"messages": [SYSTEM, USER], "tools": [TOOL]},
 }
