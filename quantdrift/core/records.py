@@ -351,6 +351,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
         checked.
     latency
         How long the candidate took; None: it was not measured, as for every way in but the relay.
+    response_id
+        The id that a server of language models gave its response; empty: it gave none.
     """
 
     id: str
@@ -368,6 +370,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     way: Way = Way.RELAY
     caller: str = ""
     latency: Latency | None = None
+    response_id: str = ""
 
     @property
     def is_verified(self) -> bool:

@@ -317,6 +317,7 @@ class Recorder:
             way=meta.origin.way,
             caller=meta.origin.caller,
             latency=latency_of(meta, reply),
+            response_id=cut(reply.response_id, _VERSION_BYTES),
         )
 
     def _model(self, name: str) -> Model:

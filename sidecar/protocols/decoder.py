@@ -124,12 +124,15 @@ class DecodedResponse(msgspec.Struct, frozen=True, kw_only=True):
         Whether it came in parts, as they were generated.
     n_tokens
         Generated tokens, of several choices those of the longest; 0: it is not known.
+    response_id
+        The id that the server gave it; empty: none.
     """
 
     version: str
     outputs: tuple[Tensor, ...]
     is_stream: bool = False
     n_tokens: int = 0
+    response_id: str = ""
 
 
 class Decoder(typing.Protocol):

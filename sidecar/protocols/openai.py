@@ -186,6 +186,7 @@ def _generated(body: bytes, query: DecodedRequest, wire: WireContext) -> Decoded
         outputs=generation.tensors(tokens_are_ids=tokens_are_ids),
         is_stream=is_stream,
         n_tokens=generation.n_tokens,
+        response_id=generation.response_id,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from quantdrift.core.records import Protocol
+from quantdrift.init.server import ask_server
 from tests.servers.answers import Answers, Asked
 from tests.servers.environment import HERE
 from tests.servers.passage import passage
@@ -65,6 +66,14 @@ def answers(chats: Server, tmp_path_factory: pytest.TempPathFactory, nats_url: s
     """Return what was asked and got."""
     with passage(tmp_path_factory.mktemp("relay"), chats.http_port, nats_url, [{"name": "loud"}]) as way:
         yield Answers(chats, way, ASKED, HERE / "chats" / "ask.py")
+
+
+def test_init_finds_its_interfaces(chats: Server) -> None:
+    """Those of OpenAI's servers, and Ollama's, which has a list of its own."""
+    asked = ask_server(f"127.0.0.1:{chats.http_port}")
+    assert asked is not None
+    assert set(KINDS.values()) < set(asked.protocols)
+    assert [model.name for model in asked.models] == ["loud"]
 
 
 @pytest.mark.parametrize("name", ASKED)

@@ -35,6 +35,8 @@ class Generated(msgspec.Struct, kw_only=True):
         In OpenAI's words; empty: not known.
     usage
         Tokens of prompt and answer; None: not known.
+    response_id
+        That the server gave it; empty: none.
     """
 
     texts: list[str] = []
@@ -45,6 +47,7 @@ class Generated(msgspec.Struct, kw_only=True):
     token_ids: list[int] | None = None
     finish_reason: str = ""
     usage: tuple[int, int] | None = None
+    response_id: str = ""
 
     def add_logprobs(self, tokens: Iterable[Any]) -> None:
         """Add the log-probabilities of more tokens, if there are any."""
@@ -138,7 +141,7 @@ def response_of(
         "token_ids": generated.token_ids,
         "logprobs": None if generated.logprobs is None else {"content": generated.logprobs},
     }
-    whole: dict[str, Any] = {"choices": [choice]}
+    whole: dict[str, Any] = {"id": generated.response_id, "choices": [choice]}
     if generated.usage is not None:
         whole["usage"] = {"prompt_tokens": generated.usage[0], "completion_tokens": generated.usage[1]}
     joined = JoinedPieces(wire.max_values)
@@ -148,6 +151,7 @@ def response_of(
         outputs=joined.tensors(tokens_are_ids=False),
         is_stream=is_stream,
         n_tokens=joined.n_tokens,
+        response_id=joined.response_id,
     )
 
 

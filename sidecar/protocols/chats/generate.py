@@ -89,6 +89,7 @@ class Generate:
             if not isinstance(document.get("text_output"), str):
                 raise LostError(Loss.DECODE, "there is no text_output")
             generated.texts.append(document["text_output"])
+            generated.response_id = word(document.get("id"))
             version = word(document.get("model_version")) or version
             _add_details(generated, object_in(document.get("details")))
         if not generated.texts:

@@ -87,7 +87,9 @@ class AnthropicMessages:
             raise LostError(Loss.ERROR_STATUS, "the server reports an error")
         if message.get("content") is None:
             raise LostError(Loss.DECODE, "a message without content")
-        generated = Generated(finish_reason=_ENDS.get(word(message.get("stop_reason")), ""))
+        generated = Generated(
+            finish_reason=_ENDS.get(word(message.get("stop_reason")), ""), response_id=word(message.get("id"))
+        )
         for block in entries(message["content"], "content"):
             _add(generated, block)
         counts = object_in(message.get("usage"))
@@ -121,12 +123,15 @@ class _Stream:
         self._pieces: dict[tuple[int, str], list[str]] = {}
         self._ended: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
+        self._id: Any = None
 
     def add(self, kind: str, document: Mapping[str, Any]) -> None:
         """Add an event."""
         index, delta = number(document.get("index")), object_in(document.get("delta"))
         if kind == "message_start":
-            self._usage |= object_in(object_in(document.get("message")).get("usage"))
+            message = object_in(document.get("message"))
+            self._id = message.get("id")
+            self._usage |= object_in(message.get("usage"))
         elif kind == "content_block_start":
             self._blocks[index] = object_in(document.get("content_block"))
         elif kind == "content_block_delta":
@@ -143,7 +148,7 @@ class _Stream:
             block = self._blocks.setdefault(index, {})
             block[name] = word(block.get(name)) + "".join(pieces)
         content = [self._blocks[index] for index in sorted(self._blocks)]
-        return {**self._ended, "usage": self._usage, "content": content}
+        return {**self._ended, "id": self._id, "usage": self._usage, "content": content}
 
 
 def _joined(body: bytes, wire: WireContext) -> dict[str, Any]:

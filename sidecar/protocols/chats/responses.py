@@ -83,7 +83,7 @@ class OpenAIResponses:
             raise LostError(Loss.ERROR_STATUS, "the response failed, or is not complete")
         if answered.get("output") is None:
             raise LostError(Loss.DECODE, "a response without output")
-        generated = Generated()
+        generated = Generated(response_id=word(answered.get("id")))
         for item in entries(answered["output"], "output"):
             _add(generated, item)
         why = word(object_in(answered.get("incomplete_details")).get("reason"))

@@ -191,8 +191,16 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Say that the server is there."""
-        self._send(b"{}", "application/json")
+        """Say that the server is there, and which models it has."""
+        listed = {
+            "/": {},
+            "/v1/models": {"object": "list", "data": [{"id": "loud", "object": "model"}]},
+            "/api/tags": {"models": [{"name": "loud"}]},
+        }.get(self.path)
+        if listed is None:
+            self.send_error(404)
+        else:
+            self._send(json.dumps(listed).encode(), "application/json")
 
     def do_POST(self) -> None:
         """Answer a request."""
