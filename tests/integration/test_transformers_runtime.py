@@ -338,3 +338,46 @@ def test_unlikely_tokens_are_found_among_all_tokens(language_folder: Path, tempe
     assert len(scores.unlikely) == 4
     listed = unlikely_tokens(msgspec.structs.replace(scores, unlikely=UNKNOWN), temperature)
     assert scores.unlikely == pytest.approx(listed, abs=1e-6)
+
+
+_CALLING = (
+    "{% for message in messages %}<s>{{ message['role'] }}:{% if message['reasoning_content'] %} think {{ message['reasoning_content'] }} "
+    "so{% endif %} {{ message['content'] }}{% for call in message['tool_calls'] or [] %} call {{ call['function']['name'] }} "
+    "{{ call['function']['arguments'] | tojson }}{% endfor %}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+_CALLED = {"id": "c", "type": "function", "function": {"name": "measure", "arguments": '{"at":  "home"}'}}
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": "", "tool_calls": [_CALLED]}, ' call measure {"at": "home"}'),
+        ({"content": "the mean", "reasoning_content": "a drift"}, "think a drift so the mean"),
+    ],
+    ids=["a call", "reasoning"],
+)
+def test_an_answer_that_was_taken_apart_is_rendered(folder: Path, message: dict[str, Any], text: str) -> None:
+    """By the template, as the next turn would show it: with the end if the model ended it, and without what the template writes behind."""
+    (folder / "chat_template.jinja").write_text(_CALLING)
+    runtime = open_reference(opening(folder))
+    said = {"role": "assistant", **message}
+    _, tokenizer = loaded(folder)
+    prompt = tokenizer.apply_chat_template(list(SAID), add_generation_prompt=True, return_dict=False)
+    whole = tokenizer.apply_chat_template(
+        [*SAID, {**said, "tool_calls": [{"function": {"name": "measure", "arguments": {"at": "home"}}}]}]
+        if "tool_calls" in said
+        else [*SAID, said],
+        return_dict=False,
+    )
+    end = tokenizer.eos_token_id
+    ids = tuple(whole[len(prompt) : whole.index(end, len(prompt))])
+    assert tokenizer.decode(ids).strip() == text.strip()
+    for is_ended, wanted in ((True, (*ids, end)), (False, ids)):
+        rendered, known = scored(
+            runtime,
+            ScoringRequest(messages=SAID, served_message=said, is_ended=is_ended),
+            ScoringRequest(messages=SAID, served_ids=wanted, is_ended=is_ended),
+        )
+        assert rendered.ids == wanted
+        np.testing.assert_allclose(rendered.logprobs, known.logprobs, atol=1e-5)
+    runtime.close()

@@ -255,6 +255,7 @@ def _scoring_request(
         n_prompt_tokens=_usage(outputs)[0] if n_prompts == 1 else None,
         add_special_tokens=options.get("add_special_tokens") is not False,
         served=text,
+        served_message=_served_message(outputs, answer, index) if text is None and messages else {},
         served_ids=served_ids,
         is_cut=text == answer.text and may_be_cut(options, answer.finish_reason),
         is_ended=ended_itself(options, answer.finish_reason),
@@ -272,6 +273,18 @@ def _served_text(
         return spelt or None
     # Servers differ in the spelling of tokens that end within a character, so prefer the text; more text is an end token.
     return spelt if spelt.startswith(answer.text) else answer.text
+
+
+def _served_message(outputs: Mapping[str, Tensor], answer: Answer, index: int) -> dict[str, Any]:
+    """Return an answer as a message; empty without a number of its tokens, since then no other rendering would be noticed."""
+    if answer.n_tokens is None:
+        return {}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if "reasoning" in outputs and (reasoning := _texts(outputs["reasoning"])[index]):
+        message["reasoning_content"] = reasoning
+    if answer.calls:
+        message["tool_calls"] = _decoded(_texts(outputs["tool_calls"])[index].encode(), list[dict[str, Any]])
+    return message
 
 
 def _scores(parts: _ExchangeParts, index: int) -> Scores | None:

@@ -44,6 +44,9 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
         Whether special tokens, such as a start token, are added to `prompt`.
     served
         The answer's text; None if the text is not all that was generated, so that it cannot be tokenised.
+    served_message
+        The answer as a message of the chat, to be rendered by the chat template where `served` is None: what the server's parsers made
+        of reasoning, text and calls. Empty if that is not known, or no number of tokens that could show another rendering.
     served_ids
         Tokens of the answer; None if unknown.
     is_cut
@@ -67,6 +70,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt_tokens: int | None = None
     add_special_tokens: bool = True
     served: str | None = None
+    served_message: dict[str, Any] = {}
     served_ids: tuple[int, ...] | None = None
     is_cut: bool = False
     ask_replica: bool = False

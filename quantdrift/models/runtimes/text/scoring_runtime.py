@@ -178,6 +178,8 @@ class ScoringRuntime:
         if served is None and request.served:
             served = self._served_ids(request.served)
             served = served[:-1] if request.is_cut else served
+        if served is None and request.served_message:
+            served = self._rendered_ids(request)
         if not served:
             return None
         prompt = self._prompt(request)
@@ -205,6 +207,26 @@ class ScoringRuntime:
             line, word, behind = (self._plain_ids(text) for text in ("\n", "a", "\n a"))
             self._prepends = behind == (*line, *word)
         return self._plain_ids(text.removeprefix(" ") if self._prepends else text)
+
+    def _rendered_ids(self, request: ScoringRequest) -> tuple[int, ...]:
+        """Return the tokens of an answer that the chat template renders, up to its end; none if it renders the prompt otherwise.
+
+        A server reports text, reasoning and calls that its parsers took apart; the template puts them together as it does for the next
+        turn, which is how the model learned to write them.
+        """
+        whole = msgspec.structs.replace(
+            request,
+            messages=(*request.messages, request.served_message),
+            template={**request.template, "add_generation_prompt": False},
+        )
+        prompt, rendered = self._language.chat_ids(request), self._language.chat_ids(whole)
+        if rendered[: len(prompt)] != prompt:
+            return ()
+        served = rendered[len(prompt) :]
+        end = next((place for place, token in enumerate(served) if token in self._language.end_ids), None)
+        if end is None:
+            return served
+        return served[: end if request.is_ended is False else end + 1]
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
         return self._language.text_ids(text, add_special_tokens=False)
