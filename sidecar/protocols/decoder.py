@@ -86,6 +86,13 @@ class WireContext(msgspec.Struct, frozen=True, kw_only=True):
         return model
 
 
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a stream, with its response."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
 class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A decoded request.
 
@@ -120,6 +127,8 @@ class DecodedResponse(msgspec.Struct, frozen=True, kw_only=True):
         The version that answered; empty if the response does not name it.
     outputs
         Its tensors.
+    pairs
+        The requests of a stream with their responses, where they cannot be put together as one batch: each is an exchange of its own. Else empty.
     is_stream
         Whether it came in parts, as they were generated.
     n_tokens
@@ -130,6 +139,7 @@ class DecodedResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     outputs: tuple[Tensor, ...]
+    pairs: tuple[Pair, ...] = ()
     is_stream: bool = False
     n_tokens: int = 0
     response_id: str = ""
