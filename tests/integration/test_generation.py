@@ -340,9 +340,9 @@ async def test_damage_of_one_language_is_found_without_any_header(
         for text in texts
         for request in [{"model": "digits", "messages": [{"role": "user", "content": text}], **GREEDY}]
     ]
-    told = opening(language_folder)
+    told = opening(language_folder, embedding="prompt_state")
     config = Config(
-        models=(msgspec.structs.replace(told.model, name="digits"),),
+        models=(msgspec.structs.replace(told.model, name="digits", embedding="prompt_state"),),
         capture=Capture(text=(TextAttribute.LANGUAGE, TextAttribute.TURNS)),
         slices=(Slice(name="language", text="language"),),
     )
@@ -360,6 +360,7 @@ async def test_damage_of_one_language_is_found_without_any_header(
         )
     batch = Assessor(config, "worker").assess(cases, datetime.now(UTC))
     assert not batch.quarantined
+    assert len(batch.vectors) > 10  # of which clusters of prompts are learned
     await Writer(database, SystemClock()).store(batch)
     more = 'task = "generation"\n[capture]\ntext = ["language", "turns"]\n[[slices]]\nname = "language"\ntext = "language"\n'
     async with (

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, normalizers, trainers
 
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.models.language.scoring import UNKNOWN, ScoringRequest, TokenRow
+from quantdrift.models.language.scoring import UNKNOWN, ScoringRequest, TokenRow, objects
 from quantdrift.models.language.unlikely import unlikely_tokens
 from quantdrift.models.runtimes.registry import open_reference
 from tests.support.shadow.language_models import loaded, opening
@@ -381,3 +381,23 @@ def test_an_answer_that_was_taken_apart_is_rendered(folder: Path, message: dict[
         assert rendered.ids == wanted
         np.testing.assert_allclose(rendered.logprobs, known.logprobs, atol=1e-5)
     runtime.close()
+
+
+def test_the_vector_of_a_prompt_is_its_last_hidden_state(language_folder: Path) -> None:
+    """Whatever was answered, with what is shared as without, and also where no token of the answer is known."""
+    prompts = [tuple(range(5, 25)), tuple(range(5, 40)), tuple(range(5, 25))]
+    requests = [ScoringRequest(prompt_ids=prompt, served_ids=(7, 8)) for prompt in prompts[:2]]
+    requests.append(ScoringRequest(prompt_ids=prompts[2]))
+    inputs = {name: objects(["", "", ""]) for name in ("prompt", "answer")} | {"request": objects(requests)}
+    runtime = open_reference(opening(language_folder, embedding="prompt_state"))
+    found = [runtime.run(inputs)["prompt_state"] for _ in range(2)]
+    runtime.close()
+    assert [spec.name for spec in runtime.outputs] == ["scores", "prompt_state"]
+    model, _ = loaded(language_folder)
+    with torch.inference_mode():
+        states = [
+            model.model(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1].numpy()
+            for prompt in prompts
+        ]
+    for vectors in found:
+        np.testing.assert_allclose(vectors, np.stack(states), atol=1e-4)

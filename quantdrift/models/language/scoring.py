@@ -23,6 +23,10 @@ PROMPT: Final = "prompt"
 _OBJECT: Final = np.dtype(object)
 UNKNOWN: Final = np.empty(0)
 UNKNOWN.flags.writeable = False
+NO_VECTOR: Final = np.empty(0, dtype=np.float32)
+NO_VECTOR.flags.writeable = False
+EMBEDDING: Final = "prompt_state"
+"""Name of the vector of a prompt, as `models.embedding` names it."""
 
 
 class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +110,8 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     unlikely
         (tokens,), how far each is among the least likely ones, from all log-probabilities
         (`quantdrift.models.language.unlikely`). Empty: only the listed ones are known.
+    vector
+        (width,), float32, of the prompt: the model's last hidden state at its last token. Empty: it was not asked for.
     copy
         In a reference's scores: the scores of the candidate's replica for the same tokens; None if it was not asked.
     free_answer
@@ -123,6 +129,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     ends_upper: npt.NDArray[np.float64] = UNKNOWN
     end_p: float = math.nan
     unlikely: npt.NDArray[np.float64] = UNKNOWN
+    vector: npt.NDArray[np.float32] = NO_VECTOR
     copy: "Scores | None" = None
     free_answer: FreeAnswer | None = None
 

@@ -90,6 +90,7 @@ class OpenAILanguage:
         self._server = server
         self._answers = OpenAIAnswers(request)
         self.end_ids = request.model.generation.end_ids
+        self.width = 0
         self._ask, self.artefact, self.provenance, longest = server.opened(self._scoring_method)
         # One token is generated with each request: there must be room for it.
         self.longest = None if longest is None else longest - 1

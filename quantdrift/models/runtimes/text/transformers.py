@@ -123,6 +123,11 @@ class TransformersLanguage:
         self._spellings: dict[int, bytes] = {}
         self.end_ids: tuple[int, ...] = ()
         self.n_computed = 0
+        self._hidden: torch.Tensor | None = None
+        head = self._model.get_output_embeddings()
+        self.width = 0 if head is None else int(head.weight.shape[-1])
+        if request.embedding and head is not None:
+            head.register_forward_pre_hook(self._take_hidden)
         self._prefixes = KeptPrefixes(request.model.generation.prefix_bytes)
         self._token_bytes = 0
         with PrecisionRecorder() as recorder:
@@ -278,7 +283,11 @@ class TransformersLanguage:
         self.n_computed += sum(part.n_tokens for part in batch)
         for index, part in enumerate(batch):
             begin = part.first - logits.first
-            yield self._scores_of(part.row, logits.values[index, begin : begin + len(part.row.served)])
+            scores = self._scores_of(part.row, logits.values[index, begin : begin + len(part.row.served)])
+            if logits.hidden is not None:
+                vector = logits.hidden[index, begin].float().cpu().numpy()
+                scores = msgspec.structs.replace(scores, vector=vector)
+            yield scores
             if logits.cache is not None:
                 shared = _n_shared(batch)
                 layers = layers_of(logits.cache, index, shared - part.prefix.n_tokens, shared + part.n_tokens)
@@ -315,7 +324,13 @@ class TransformersLanguage:
                 use_cache=is_kept or shared > 0,
                 **more,
             )
-        return _Logits(values=output.logits, first=first, cache=output.past_key_values if is_kept else None)
+        hidden, self._hidden = self._hidden, None
+        return _Logits(
+            hidden=hidden,
+            values=output.logits,
+            first=first,
+            cache=output.past_key_values if is_kept else None,
+        )
 
     def _kept_bytes_per_token(self, folder: Path) -> int:
         """Return the bytes that are kept for a token, so that shared beginnings are computed once; 0: the model cannot.
@@ -348,6 +363,10 @@ class TransformersLanguage:
             _LOG.info("reference %s: no beginnings are shared, since its scores would change", folder)
             return 0
         return n_bytes
+
+    def _take_hidden(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        """Keep what the head of the model gets, which is the last hidden state at the positions of the logits."""
+        self._hidden = given[0]
 
     def _last(self, batch: Sequence["_Part"]) -> torch.Tensor:
         """Return the log-probabilities at the last position of each row : (rows, tokens)."""
@@ -452,11 +471,14 @@ class _Logits(msgspec.Struct, frozen=True, kw_only=True):
         The position of the first ones.
     cache
         Keys and values of all rows; None: they are not to be kept.
+    hidden
+        (rows, positions, width), what the logits were computed of; None: it is not asked for.
     """
 
     values: torch.Tensor
     first: int
     cache: Any = None
+    hidden: torch.Tensor | None = None
 
 
 def _read(row: TokenRow) -> Tokens:
