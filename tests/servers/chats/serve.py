@@ -192,11 +192,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Say that the server is there, and which models it has."""
-        listed = {
+        documents: dict[str, dict[str, Any]] = {
             "/": {},
             "/v1/models": {"object": "list", "data": [{"id": "loud", "object": "model"}]},
             "/api/tags": {"models": [{"name": "loud"}]},
-        }.get(self.path)
+        }
+        listed = documents.get(self.path)
         if listed is None:
             self.send_error(404)
         else:
