@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def alone(language_folder: Path) -> Iterator["TransformersLanguage"]:
     language.close()
 
 
-def sharing(folder: Path, **options: int) -> "TransformersLanguage":
+def sharing(folder: Path, **options: Any) -> "TransformersLanguage":
     """Return a reference that keeps what it computed."""
     from quantdrift.models.runtimes.text.transformers import TransformersLanguage
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
-from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config, Model, SamplingOptions
@@ -37,11 +37,11 @@ class Meter:
         assert data is not None
         return {
             metric.name: {
-                tuple(str(value) for value in (point.attributes or {}).values()): point.value
-                if hasattr(point, "value")
-                else point.count
+                tuple(str(value) for value in (point.attributes or {}).values()): (
+                    point.count if isinstance(point, HistogramDataPoint) else point.value
+                )
                 for point in metric.data.data_points
-                if hasattr(point, "value") or hasattr(point, "count")
+                if isinstance(point, HistogramDataPoint | NumberDataPoint)
             }
             for resource in data.resource_metrics
             for scope in resource.scope_metrics

@@ -139,6 +139,7 @@ def message_to(asked: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
 
 def block_events(index: int, block: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the events of one block of a message."""
+    empty: dict[str, Any]
     if block["type"] == "text":
         empty, deltas = {"text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces]
     elif block["type"] == "thinking":
@@ -175,7 +176,11 @@ def lines_to(path: str, asked: dict[str, Any]) -> tuple[dict[str, Any], list[dic
         if not is_chat:
             return {**told, "response": text, "done": False}
         made = [{"function": {"name": "measure", "arguments": CALL}}] if calls else None
-        message = {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text,
+            **({"tool_calls": made} if made else {}),
+        }
         return {**told, "message": message, "done": False}
 
     with_call = bool(asked.get("tools"))
