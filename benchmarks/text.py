@@ -1,4 +1,4 @@
-"""Language models: the table of unlikely tokens over precisions, the answers to a page, and pages of healthy models.
+"""Language models: the table of unlikely tokens over precisions, the answers to a page, pages of healthy models, and what turns cost.
 
     python -m benchmarks.text [--quick]
 
@@ -11,6 +11,7 @@ kernel and no real server is in it.
 import argparse
 import copy
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.delays import PRODUCTION
 from benchmarks.race import known
@@ -43,6 +44,10 @@ _GROUP: Final = {2: 16}
 _USUAL_GROUP: Final = 32
 _GREEDY: Final = 0.0
 _HEALTHY_RUNS: Final = 20
+_N_TURNS: Final = 5
+_TURN: Final = 200  # tokens of a question and its answer of `_N_TOKENS`
+_REPEATS: Final = 5
+_PREFIX_BYTES: Final = Generation().prefix_bytes
 
 
 class Sampler(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +138,54 @@ def first_pages(values: FloatArray, budget: float, runs: int, most: int, seed: i
     return first
 
 
+def conversation_costs(tokenizer_directory: Path, directory: Path, repeats: int) -> tuple[float, float]:
+    """Return what all turns of a conversation cost as a multiple of its last turn alone: with shared beginnings, and without.
+
+    In processor time of the shadow's reference, the turns one after the other, as they come from the stream: the median of some repeats,
+    each with a conversation of its own. The model has random weights, and is large enough that its layers take most of the time.
+    """
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_directory, local_files_only=True)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+    )
+    torch.manual_seed(5)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    rng = np.random.default_rng(6)
+    with_sharing, without = (_opened(directory, prefix_bytes) for prefix_bytes in (_PREFIX_BYTES, 0))
+    shared: list[float] = []
+    unshared: list[float] = []
+    try:
+        for _ in range(repeats):
+            said = rng.integers(2, len(tokenizer), _N_TURNS * _TURN).tolist()
+            turns = [
+                ScoringRequest(
+                    prompt_ids=tuple(said[: end - _N_TOKENS]), served_ids=tuple(said[end - _N_TOKENS : end])
+                )
+                for end in range(_TURN, len(said) + 1, _TURN)
+            ]
+            last_s = _time(without, turns[-1:])
+            shared.append(_time(with_sharing, turns) / last_s)
+            unshared.append(_time(without, turns) / last_s)
+    finally:
+        with_sharing.close()
+        without.close()
+    return float(np.median(shared)), float(np.median(unshared))
+
+
+def _time(reference: ReferenceRuntime, turns: Sequence[ScoringRequest]) -> float:
+    """Return the processor time for scoring answers one after the other, seconds."""
+    begin_s, empty = time.process_time(), objects([""])
+    for turn in turns:
+        reference.run({PROMPT: empty, ANSWER: empty, REQUEST: objects([turn])})
+    return time.process_time() - begin_s
+
+
 def main(n_answers: int, n_healthy: int, runs: int) -> None:
     """Measure, print, and end with one line of JSON."""
     torch.set_num_threads(1)
@@ -144,6 +197,9 @@ def main(n_answers: int, n_healthy: int, runs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = make(Path(folder), steps=_STEPS)
         model, prompts = _loaded(directory, n_answers)
+        figures["conversation_cost"], figures["conversation_cost_unshared"] = conversation_costs(
+            directory, Path(folder) / "conversations", _REPEATS
+        )
         reference = _opened(directory)
         try:
             print(f"{'bits':>4}  {'KL':>8}  " + "  ".join(f"{sampler.name:>18}" for sampler in _SAMPLERS))
@@ -191,6 +247,7 @@ def main(n_answers: int, n_healthy: int, runs: int) -> None:
                 ("sampled_answers_to_page", 100, "answers"),
                 ("greedy_answers_to_page", 20, "answers"),
                 ("healthy_pages", 0, "pages"),
+                ("conversation_cost", 1.3, "last turns"),
             )
         ],
     )
@@ -216,9 +273,10 @@ def _loaded(directory: Path, n_answers: int) -> tuple[Any, torch.Tensor]:
     return model, torch.tensor([stream[begin : begin + _PROMPT] for begin in begins.tolist()])
 
 
-def _opened(directory: Path) -> ReferenceRuntime:
+def _opened(directory: Path, prefix_bytes: int = _PREFIX_BYTES) -> ReferenceRuntime:
     reference = Reference(runtime=Runtime.TRANSFORMERS, path=str(directory))
-    model = Model(name="m", task=Task.GENERATION, references=(reference,))
+    generation = Generation(prefix_bytes=prefix_bytes)
+    model = Model(name="m", task=Task.GENERATION, references=(reference,), generation=generation)
     return open_reference(
         RuntimeRequest(model=model, reference=reference, provider=Provider.CPU, threads=1, embedding="")
     )

@@ -5,6 +5,7 @@ import msgspec
 from quantdrift.core.config.connections import ConfiguredConnection, connections
 from quantdrift.core.config.schema import KIB, MIB, Config, Runtime
 from quantdrift.core.config.strata import header_strata
+from quantdrift.core.records import TextAttribute
 from quantdrift.core.sampling.rates import POLICY_VALID_S
 from quantdrift.core.slices import SliceAssigner
 from quantdrift.core.tasks import Task
@@ -19,6 +20,7 @@ CONNECTION_BYTES = (8 + 16) * KIB
 # Data in a relay worker that waits for peers that do not read, however many there are.
 WAITING_BYTES = 64 * MIB
 CAPTURE_BYTES = 96 * MIB
+LANGUAGE_BYTES = 106 * MIB  # of the capture process that knows languages, measured
 INTAKE_BYTES = 96 * MIB
 # Connections of the intake, whose number is limited, each with the buffers of the libraries: 256 of HTTP with a head and
 # 128 KiB of a body, 128 taps with 256 KiB, 256 of gRPC with 128 KiB.
@@ -134,6 +136,7 @@ def memory_bytes(config: Config) -> int:
     workers = bool(sidecar.listen) * sidecar.workers * (WORKER_BYTES + WAITING_BYTES + observing)
     receiving = sidecar.workers * (sidecar.max_exchange_bytes + RECEIVE_BYTES)
     capture = CAPTURE_BYTES + sidecar.queue_bytes + DECODE_COPIES * sidecar.max_exchange_bytes + receiving
+    capture += (TextAttribute.LANGUAGE in config.capture.text) * LANGUAGE_BYTES
     return SUPERVISOR_BYTES + ADMIN_BYTES + workers + _intake_bytes(config) + capture
 
 

@@ -75,6 +75,25 @@ class Protocol(Extensible):
     OPENAI_CHAT = "openai-chat"
     OPENAI_COMPLETIONS = "openai-completions"
     OPENAI_EMBEDDINGS = "openai-embeddings"
+    OPENAI_RESPONSES = "openai-responses"
+    ANTHROPIC_MESSAGES = "anthropic-messages"
+    OLLAMA_CHAT = "ollama-chat"
+    OLLAMA_GENERATE = "ollama-generate"
+    GENERATE = "generate"  # the generate endpoints of Triton and KServe
+
+
+GENERATED: Final = frozenset(
+    {
+        Protocol.OPENAI_CHAT,
+        Protocol.OPENAI_COMPLETIONS,
+        Protocol.OPENAI_RESPONSES,
+        Protocol.ANTHROPIC_MESSAGES,
+        Protocol.OLLAMA_CHAT,
+        Protocol.OLLAMA_GENERATE,
+        Protocol.GENERATE,
+    }
+)
+"""Protocols in which text is generated. Their exchanges are recorded in the form of OpenAI's chat or completions."""
 
 
 class TextAttribute(StrEnum):
@@ -334,6 +353,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
         checked.
     latency
         How long the candidate took; None: it was not measured, as for every way in but the relay.
+    response_id
+        The id that a server of language models gave its response; empty: it gave none.
     """
 
     id: str
@@ -351,6 +372,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     way: Way = Way.RELAY
     caller: str = ""
     latency: Latency | None = None
+    response_id: str = ""
 
     @property
     def is_verified(self) -> bool:

@@ -92,6 +92,12 @@ IGNORED = Instrument(
     "{request}",
     "Requests that are not inference, or that quantdrift sent itself.",
 )
+UNKNOWN_POSTS = Instrument(
+    "quantdrift.sidecar.unknown_posts",
+    _OC,
+    "{request}",
+    "POST requests of paths that no protocol of capture.protocols decodes; part of quantdrift.sidecar.ignored.",
+)
 EARLY = Instrument(
     "quantdrift.sidecar.early",
     _OC,
@@ -348,6 +354,21 @@ PER_TOKEN = Instrument(
     "s",
     "Of streams whose tokens are counted, time for each token after the first, by model and version.",
     _ANSWER_S,
+)
+# Names, attributes and buckets of https://github.com/open-telemetry/semantic-conventions-genai.
+GENAI_FIRST_TOKEN = Instrument(
+    "gen_ai.server.time_to_first_token",
+    _H,
+    "s",
+    "As `quantdrift.candidate.first_token`, of generated text, by the names of OpenTelemetry's conventions for generative AI.",
+    (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+GENAI_PER_TOKEN = Instrument(
+    "gen_ai.server.time_per_output_token",
+    _H,
+    "s",
+    "As `quantdrift.candidate.per_token`, of generated text, by the names of OpenTelemetry's conventions for generative AI.",
+    (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 STORE_ERRORS = Instrument(
     "quantdrift.shadow.store_errors", _C, "{error}", "Failed transactions, each of which is retried."

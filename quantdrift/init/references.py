@@ -10,7 +10,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow
 from quantdrift.core.errors import OperatorError, QuantdriftError
-from quantdrift.core.records import Protocol
+from quantdrift.core.records import GENERATED
 from quantdrift.core.text import plain
 from quantdrift.init.files import ModelFile
 from quantdrift.init.server import ask_server
@@ -19,7 +19,6 @@ from quantdrift.models.runtimes.registry import opened_reference
 from quantdrift.models.tensors.arrays import Array, TensorSpec
 
 _ROWS: Final = 16
-_OPENAI: Final = frozenset({Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS})
 _OF_MODEL: Final = "/v2/models/"
 
 
@@ -84,7 +83,7 @@ def served_reference(url: str, name: str) -> OpenedReference:
         if server is None and parts.scheme != "https":
             raise OperatorError(f"{plain(url)}: nothing answers there")
         served = [model.name for model in server.models] if server is not None else []
-        is_language = server is not None and bool(_OPENAI & {*server.protocols})
+        is_language = server is not None and bool(GENERATED & {*server.protocols})
         runtime = Runtime.OPENAI if is_language else Runtime.OIP_HTTP
         chosen = wanted or (name if name in served or not served else "")
         chosen = chosen or (served[0] if len(served) == 1 else "")

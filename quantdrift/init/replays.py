@@ -74,12 +74,9 @@ def recorded(config: Config, kept: Sequence[Kept]) -> tuple[list[Exchange], Coun
         try:
             heads = recorder.read_heads(raw.meta, raw.request, raw.response)
             asked = recorder.read_request(raw.meta, heads, raw.request)
-            exchange = recorder.record(raw.meta, asked, raw.response)
+            exchanges += recorder.record(raw.meta, asked, raw.response)
         except LostError as error:
             problems[str(error)] += 1
-            continue
-        if exchange is not None:
-            exchanges.append(exchange)
     return exchanges, problems
 
 

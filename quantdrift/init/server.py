@@ -17,7 +17,14 @@ from quantdrift.core.text import plain
 _TIMEOUT_S: Final = 3.0
 _MOST_BYTES: Final = 1 << 20
 _MOST_MODELS: Final = 64
-_OPENAI: Final = (Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS)
+_OPENAI: Final = (
+    Protocol.OPENAI_CHAT,
+    Protocol.OPENAI_COMPLETIONS,
+    Protocol.OPENAI_EMBEDDINGS,
+    Protocol.OPENAI_RESPONSES,
+    Protocol.ANTHROPIC_MESSAGES,  # vLLM, llama.cpp and SGLang have it beside OpenAI's
+)
+_OLLAMA: Final = (Protocol.OLLAMA_CHAT, Protocol.OLLAMA_GENERATE)
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +85,8 @@ def ask_server(backend: str, expected: tuple[str, ...] = ()) -> Server | None:
         )
     listed = _document(f"{url}/v1/models")
     if isinstance(listed, dict) and isinstance(listed.get("data"), list):
-        return Server(protocols=_OPENAI, models=_named(_listed(listed["data"])))
+        more = _OLLAMA if isinstance(_document(f"{url}/api/tags"), dict) else ()
+        return Server(protocols=(*_OPENAI, *more), models=_named(_listed(listed["data"])))
     if isinstance(listed, dict) and isinstance(listed.get("models"), list):
         return Server(protocols=(Protocol.KSERVE_V1,), models=_named(_listed(listed)))
     if _takes_posts(f"{url}/v1/chat/completions"):  # LitServe has no list

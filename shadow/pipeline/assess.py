@@ -9,6 +9,7 @@ import msgspec
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
+from quantdrift.core.records import Exchange
 from quantdrift.core.slices import SliceAssigner, SliceKey, time_attributes
 from quantdrift.models.runtimes.protocol import replayed_by
 from quantdrift.models.tensors.features import features_of
@@ -263,7 +264,7 @@ def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
         yield ComparedExchange(
             stream_sequence=sliced_exchange.case.stream_sequence,
             payload=sliced_exchange.case.payload,
-            exchange=exchange,
+            exchange=_with_time_per_token(exchange, sliced_exchange.outcome),
             version=VersionKey(
                 model=exchange.model,
                 candidate_version=exchange.stored_version,
@@ -271,6 +272,19 @@ def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
             ),
             items=items[id(sliced_exchange.outcome.batch_divergences)][rows.start : rows.stop],
         )
+
+
+def _with_time_per_token(exchange: Exchange, outcome: ReplayResult) -> Exchange:
+    """Return an exchange with the time per token by the reference's count, where the server said nothing of its tokens."""
+    took = exchange.latency
+    counts = outcome.batch_divergences.detail.get("n_scored")
+    if took is None or took.first_token_s is None or took.per_token_s is not None or counts is None:
+        return exchange
+    of_items = counts[outcome.rows.start : outcome.rows.stop].tolist()
+    if len(of_items) != 1 or not of_items[0] > 1:
+        return exchange
+    per_token_s = (took.last_byte_s - took.first_token_s) / (of_items[0] - 1)
+    return msgspec.structs.replace(exchange, latency=msgspec.structs.replace(took, per_token_s=per_token_s))
 
 
 def _json(record: msgspec.Struct) -> str:

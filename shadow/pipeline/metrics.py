@@ -8,10 +8,11 @@ from typing import Final
 from quantdrift.core import telemetry
 from quantdrift.core.clock import Clock
 from quantdrift.core.process.processor_time import ProcessorTime
-from quantdrift.core.records import Latency, Side
+from quantdrift.core.records import Exchange, Latency, Side
 from quantdrift.core.slices import OTHER
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.models.runtimes.canaries.check import CanaryOutcome
+from quantdrift.shadow.pipeline.genai import genai_attributes
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult
 from quantdrift.storage.account.expiries import Expired
@@ -70,6 +71,8 @@ class ShadowMetrics:
         self._latency = meter.histogram(telemetry.LATENCY)
         self._first_token = meter.histogram(telemetry.FIRST_TOKEN)
         self._per_token = meter.histogram(telemetry.PER_TOKEN)
+        self._genai_first_token = meter.histogram(telemetry.GENAI_FIRST_TOKEN)
+        self._genai_per_token = meter.histogram(telemetry.GENAI_PER_TOKEN)
         self._answered_versions: set[tuple[str, str]] = set()
         self._store_errors = meter.counter(telemetry.STORE_ERRORS)
         self._overflow = meter.counter(telemetry.SLICE_OVERFLOW)
@@ -157,7 +160,7 @@ class ShadowMetrics:
                 max((now - exchange.captured_at).total_seconds(), 0.0), {"model": exchange.model}
             )
             if exchange.latency is not None:
-                self._answered(exchange.latency, exchange.model, exchange.stored_version)
+                self._answered(exchange.latency, exchange)
         for model, count in stored.items():
             self._compared.add(count, {"model": model})
         for model, count in written.n_other.items():
@@ -167,8 +170,9 @@ class ShadowMetrics:
         for (model, reason), count in skipped.items():
             self._skipped.add(count, {"model": model, "reason": reason})
 
-    def _answered(self, took: Latency, model: str, version: str) -> None:
+    def _answered(self, took: Latency, exchange: Exchange) -> None:
         """Record how long the candidate took for an exchange."""
+        model, version = exchange.model, exchange.stored_version
         # A client may choose the version: the series of a histogram must not grow with what clients send.
         if (model, version) not in self._answered_versions:
             if len(self._answered_versions) < MOST_VERSIONS:
@@ -177,10 +181,15 @@ class ShadowMetrics:
                 version = OTHER
         labels = {"model": model, "version": version}
         self._latency.record(took.last_byte_s, labels)
+        in_genai = genai_attributes(exchange)
         if took.first_token_s is not None:
             self._first_token.record(took.first_token_s, labels)
+            if in_genai:
+                self._genai_first_token.record(took.first_token_s, in_genai)
         if took.per_token_s is not None:
             self._per_token.record(took.per_token_s, labels)
+            if in_genai:
+                self._genai_per_token.record(took.per_token_s, in_genai)
 
     def attributes_dropped(self, model: str, number: int) -> None:
         """Count attributes that the configuration does not let in."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, Self
 
 from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.context import Context
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
@@ -19,10 +20,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, TraceFlags, set_span_in_context
 
-from quantdrift.core import records
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import TelemetryOptions
 from quantdrift.core.telemetry import otlp_exporter
+from quantdrift.shadow.pipeline.genai import genai_attributes, usage_attributes
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.storage.comparisons.rows import ComparedExchange, ComparedItem
 
@@ -31,7 +32,6 @@ EVALUATION: Final = "gen_ai.evaluation.result"
 """Name of the events of OpenTelemetry's conventions for generative AI, https://github.com/open-telemetry/semantic-conventions-genai."""
 MOST_LINKS = 128  # of a span; the SDK's limit
 _TIMEOUT_S = 5.0
-_GENERATED: Final = frozenset({records.Protocol.OPENAI_CHAT, records.Protocol.OPENAI_COMPLETIONS})
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 
 
@@ -131,10 +131,14 @@ class OtlpSpans:
             return
         for compared in exchanges:
             exchange = compared.exchange
-            context = _context(exchange.trace) if exchange.protocol in _GENERATED else None
-            if context is None:
+            genai = genai_attributes(exchange)
+            parent = _context(exchange.trace)
+            if not genai or (parent is None and not exchange.response_id):
                 continue
             subject: dict[str, Any] = {
+                **genai,
+                **usage_attributes(exchange),
+                **({"gen_ai.response.id": exchange.response_id} if exchange.response_id else {}),
                 "quantdrift.model": exchange.model,
                 "quantdrift.version": exchange.version,
                 "quantdrift.exchange": exchange.id,
@@ -144,7 +148,9 @@ class OtlpSpans:
                     self._logger.emit(
                         LogRecord(
                             timestamp=time.time_ns(),
-                            context=set_span_in_context(NonRecordingSpan(context)),
+                            context=Context()
+                            if parent is None
+                            else set_span_in_context(NonRecordingSpan(parent)),
                             severity_number=SeverityNumber.INFO,
                             event_name=EVALUATION,
                             attributes=subject | evaluation,

@@ -52,15 +52,15 @@ class _End(msgspec.Struct, kw_only=True):
         Why it is lost.
     no_traffic
         The counter of what is no traffic.
-    exchange
-        The record.
+    exchanges
+        The records: one, or one for each pair of a stream that is no batch.
     """
 
     model: str = ""
     refusal: Loss | None = None
     loss: Loss | None = None
     no_traffic: Gauge | None = None
-    exchange: Exchange | None = None
+    exchanges: tuple[Exchange, ...] = ()
 
 
 class CapturePipeline:
@@ -142,10 +142,10 @@ class CapturePipeline:
             self._publisher.refuse(row, end.refusal)
         elif end.loss is not None:
             self._publisher.lose(row, end.model, end.loss)
-        elif end.exchange is None:
+        elif not end.exchanges:
             self._slot.add(row, Count.THINNED)
         else:
-            self._publish(meta, end.exchange, row)
+            self._publish(meta, end.exchanges, row)
 
     def _read(self, meta: RawMeta, request: memoryview, response: memoryview, end: "_End") -> None:
         """Note in `end` what becomes of an exchange, step by step: an error may end it at each.
@@ -171,7 +171,7 @@ class CapturePipeline:
         end.model = asked.model.name
         end.no_traffic = self._no_traffic(meta, asked)
         if end.no_traffic is None and end.model not in self.paused.models:
-            end.exchange = self._recorder.record(meta, asked, response)
+            end.exchanges = self._recorder.record(meta, asked, response)
 
     def _leave_out(self, meta: RawMeta, gauge: Gauge) -> None:
         """Take a request out of the counts of its row, and count it under `gauge`."""
@@ -234,12 +234,16 @@ class CapturePipeline:
             return None
         return refusal if self._recorder.surely_keeps(meta, heads) else None
 
-    def _publish(self, meta: RawMeta, exchange: Exchange, row: int) -> None:
-        try:
-            self._publisher.put(exchange, row)
-        except Exception:  # noqa: BLE001 - a record that cannot be encoded
-            self._log_error(meta)
-            self._slot.lose(row, Loss.CAPTURE_ERROR)
+    def _publish(self, meta: RawMeta, exchanges: Sequence[Exchange], row: int) -> None:
+        """Publish the records of a request. Each counts as a request of its own, so that none is published that was not offered."""
+        for count in (Count.OFFERED, Count.TAKEN, Count.HANDED):
+            self._slot.add(row, count, len(exchanges) - 1)
+        for exchange in exchanges:
+            try:
+                self._publisher.put(exchange, row)
+            except Exception:  # noqa: BLE001 - a record that cannot be encoded
+                self._log_error(meta)
+                self._slot.lose(row, Loss.CAPTURE_ERROR)
 
     def _row(self, row: int, model: str) -> int:
         """Return the row of an exchange whose model is known now, and move its counts there."""

@@ -3,6 +3,7 @@
 No I/O.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from quantdrift.sidecar.capture.text_attributes import TextAttributes
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.protocols import cost, decoder_of
 from quantdrift.sidecar.protocols.adapters import load_adapter
-from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, WireContext
+from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, Pair, WireContext
 from quantdrift.sidecar.protocols.errors import LostError, UnknownModelError
 from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
 from quantdrift.sidecar.sampling.second_phase import SecondPhase, candidate_margin, phase_salt
@@ -243,8 +244,8 @@ class Recorder:
             heads=heads,
             model=model,
             wire=msgspec.structs.replace(wire, model=model),
-            # Without the document, which may be large.
-            query=msgspec.structs.replace(query, document={}),
+            # Without the document and its text, which may be large.
+            query=msgspec.structs.replace(query, document={}, text={}),
             attributes=self._attributes.pick(heads.request.headers, query.parameters, query.document)
             | self._text_attributes.of_request(heads.route.protocol, query),
             n_bytes=len(content),
@@ -258,8 +259,10 @@ class Recorder:
         is_valid = self._marks.is_valid(mark, asked.query.inputs, meta.captured_at_ns / 1e9)
         return RecheckKind.YES if is_valid else RecheckKind.FORGED
 
-    def record(self, meta: RawMeta, asked: ExchangeRequest, response: bytes | memoryview) -> Exchange | None:
-        """Return the record, or None if the second sampling phase drops the exchange.
+    def record(
+        self, meta: RawMeta, asked: ExchangeRequest, response: bytes | memoryview
+    ) -> tuple[Exchange, ...]:
+        """Return the record, one for each pair of a stream that is no batch, or none if the second sampling phase drops it.
 
         Raises
         ------
@@ -286,8 +289,8 @@ class Recorder:
         all_attributes = {MODEL: model.name, **attributes, **time_attributes(captured_at, self._time_zone)}
         draw = self._second_phase.draw(group or meta.id, meta.pi1, all_attributes, margin)
         if not draw.kept:
-            return None
-        return Exchange(
+            return ()
+        exchange = Exchange(
             id=meta.id,
             captured_at=captured_at,
             source=self._identity.source,
@@ -317,7 +320,9 @@ class Recorder:
             way=meta.origin.way,
             caller=meta.origin.caller,
             latency=latency_of(meta, reply),
+            response_id=cut(reply.response_id, _VERSION_BYTES),
         )
+        return tuple(_of_pairs(exchange, reply.pairs)) or (exchange,)
 
     def _model(self, name: str) -> Model:
         model = self._models.get(name)
@@ -345,6 +350,20 @@ class Recorder:
         value = request_head.headers.get(name.lower()) if name else None
         # Without a value there is no group: the relay drew for this exchange alone.
         return self._group_hash(value) if value else ""
+
+
+def _of_pairs(stream: Exchange, pairs: Sequence[Pair]) -> Iterator[Exchange]:
+    """Yield an exchange for each pair of a stream. They were sampled together, so they are one group; no time is known of one pair."""
+    for place, pair in enumerate(pairs):
+        digest = hashlib.blake2b(f"{stream.id}/{place}".encode(), digest_size=16)
+        yield msgspec.structs.replace(
+            stream,
+            id=digest.hexdigest(),
+            inputs=pair.inputs,
+            outputs=pair.outputs,
+            group=stream.group or stream.id,
+            latency=None,
+        )
 
 
 def _version_in_head(model: Model, response: Head) -> str:

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from quantdrift.core.config.schema import Capture
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.records import Protocol, Tensor, TextAttribute
+from quantdrift.core.records import GENERATED, Protocol, Tensor, TextAttribute
 from quantdrift.core.slices import TEXT
 from quantdrift.models.language.request_options import json_asked, object_of
 from quantdrift.sidecar.capture.attributes import KeyedHash
 from quantdrift.sidecar.protocols.decoder import DecodedRequest
 
-_PROTOCOLS: Final = frozenset({Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS})
+_PROTOCOLS: Final = GENERATED | {Protocol.OPENAI_EMBEDDINGS}
 _MOST_READ: Final = 2000
 """Characters of which the language and the script are determined: more take time and change neither."""
 _LEAST_CONFIDENCE: Final = 0.5
@@ -60,7 +60,8 @@ class TextAttributes:
         """Return what the request says."""
         if not self._wanted or protocol not in _PROTOCOLS:
             return {}
-        messages = _messages(query.document)
+        document = query.text or query.document
+        messages = _messages(document)
         texts = [text for role, text in messages if role == "user"] or [text for _, text in messages]
         user_text = "\n".join(reversed(texts))  # the newest first
         values: dict[TextAttribute, str] = {}
@@ -74,14 +75,14 @@ class TextAttributes:
             }
             if self._language_of is not None:
                 values[TextAttribute.LANGUAGE] = self._language_of(plain)
-        if protocol == Protocol.OPENAI_CHAT:
+        if "messages" in document:
             n_turns = sum(role == "user" for role, _ in messages)
             values[TextAttribute.TURNS] = _range(n_turns, _TURNS, 1) if n_turns else "0"
             system = "\n".join(text for role, text in messages if role in _SYSTEM_ROLES)
             if system and TextAttribute.SYSTEM in self._wanted:
                 values[TextAttribute.SYSTEM] = system
         if protocol != Protocol.OPENAI_EMBEDDINGS:
-            is_offered = query.document.get("tools") or query.parameters.get("functions")
+            is_offered = document.get("tools") or query.parameters.get("functions")
             values[TextAttribute.TOOLS] = "offered" if is_offered else "none"
             values[TextAttribute.JSON] = _json(query.parameters)
             values[TextAttribute.REASONING] = "on" if _asks_to_reason(query.parameters) else "off"
@@ -178,7 +179,12 @@ def _json(options: Mapping[str, Any]) -> str:
 def _asks_to_reason(options: Mapping[str, Any]) -> bool:
     effort, template = options.get("reasoning_effort"), object_of(options.get("chat_template_kwargs"))
     is_effort = isinstance(effort, str) and effort != "none"
-    return is_effort or template.get("enable_thinking") is True or template.get("thinking") is True
+    return (
+        is_effort
+        or options.get("thinking") is True
+        or template.get("enable_thinking") is True
+        or template.get("thinking") is True
+    )
 
 
 def _share(share: float) -> str:

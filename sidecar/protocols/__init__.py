@@ -4,6 +4,10 @@ from collections.abc import Mapping
 
 from quantdrift.core.plugins import plugin_record
 from quantdrift.core.records import Protocol
+from quantdrift.sidecar.protocols.chats.generate import Generate
+from quantdrift.sidecar.protocols.chats.messages import AnthropicMessages
+from quantdrift.sidecar.protocols.chats.ollama import OllamaChat, OllamaGenerate
+from quantdrift.sidecar.protocols.chats.responses import OpenAIResponses
 from quantdrift.sidecar.protocols.decoder import Decoder, ProtocolPlugin
 from quantdrift.sidecar.protocols.kserve_v1 import KserveV1
 from quantdrift.sidecar.protocols.oip import OipRest
@@ -20,6 +24,11 @@ DECODERS: Mapping[Protocol, Decoder] = {
     Protocol.OPENAI_CHAT: OpenAIChat(),
     Protocol.OPENAI_COMPLETIONS: OpenAICompletions(),
     Protocol.OPENAI_EMBEDDINGS: OpenAIEmbeddings(),
+    Protocol.OPENAI_RESPONSES: OpenAIResponses(),
+    Protocol.ANTHROPIC_MESSAGES: AnthropicMessages(),
+    Protocol.OLLAMA_CHAT: OllamaChat(),
+    Protocol.OLLAMA_GENERATE: OllamaGenerate(),
+    Protocol.GENERATE: Generate(),
 }
 
 

@@ -86,6 +86,13 @@ class WireContext(msgspec.Struct, frozen=True, kw_only=True):
         return model
 
 
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a stream, with its response."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
 class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A decoded request.
 
@@ -97,6 +104,8 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
         The parameters of the protocol, by name.
     document
         The JSON document; empty if there is none.
+    text
+        `messages`, `tools` or `prompt` in the form of OpenAI's; empty: those of `document` have it.
     model, version
         As named in the body, else empty: then the path names them.
     """
@@ -104,6 +113,7 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[Tensor, ...]
     parameters: Mapping[str, Any] = {}
     document: Mapping[str, Any] = {}
+    text: Mapping[str, Any] = {}
     model: str = ""
     version: str = ""
 
@@ -117,16 +127,22 @@ class DecodedResponse(msgspec.Struct, frozen=True, kw_only=True):
         The version that answered; empty if the response does not name it.
     outputs
         Its tensors.
+    pairs
+        The requests of a stream with their responses, where they cannot be put together as one batch: each is an exchange of its own. Else empty.
     is_stream
         Whether it came in parts, as they were generated.
     n_tokens
         Generated tokens, of several choices those of the longest; 0: it is not known.
+    response_id
+        The id that the server gave it; empty: none.
     """
 
     version: str
     outputs: tuple[Tensor, ...]
+    pairs: tuple[Pair, ...] = ()
     is_stream: bool = False
     n_tokens: int = 0
+    response_id: str = ""
 
 
 class Decoder(typing.Protocol):

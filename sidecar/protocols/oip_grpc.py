@@ -1,7 +1,8 @@
 """Decoder of the Open Inference Protocol v2 over gRPC: `ModelInfer` and `ModelStreamInfer`.
 
 Tensors are typed (`contents`) or bytes (`raw_*_contents`, in the order of the tensors), never both. A sampled
-stream is one exchange: its requests are concatenated along their first dimension, like a batch.
+stream is one exchange: its requests are concatenated along their first dimension, like a batch. Where that is impossible, as for token ids of
+texts of different lengths, each request with its response is an exchange.
 """
 
 import struct
@@ -22,7 +23,7 @@ from quantdrift.sidecar.protocols.content import (
     refuse_sequence,
     refuse_shared_memory,
 )
-from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, WireContext
+from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, Pair, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head, expand
 
@@ -152,7 +153,7 @@ _FIELDS = {
 
 
 class RequestStream(DecodedRequest, frozen=True, kw_only=True):
-    """The requests of a stream, concatenated.
+    """The requests of a stream, concatenated if they can be; else its inputs are those of the first request.
 
     Parameters
     ----------
@@ -160,10 +161,16 @@ class RequestStream(DecodedRequest, frozen=True, kw_only=True):
         The id that the client gave each request, or empty.
     n_rows
         First dimension of the inputs of each request; for a single request it may be 0.
+    parts
+        The inputs of each request.
+    is_joined
+        Whether the requests are concatenated.
     """
 
     ids: tuple[str, ...]
     n_rows: tuple[int, ...]
+    parts: tuple[tuple[Tensor, ...], ...]
+    is_joined: bool
 
 
 class _Budget:
@@ -210,12 +217,12 @@ class OipGrpcStream:
     """Decoder of `ModelStreamInfer`, where each request of the stream has one response."""
 
     def request(self, head: Head, body: bytes, wire: WireContext) -> RequestStream:
-        """Return the requests, concatenated.
+        """Return the requests.
 
         Raises
         ------
         LostError
-            As for one request; `unpaired`: the requests cannot be concatenated.
+            As for one request; `unpaired`: they differ in their model or parameters.
         """
         stream = _parse(wire_format.InferRequest, read_messages(head, body, wire.max_bytes))
         if not stream:
@@ -227,10 +234,12 @@ class OipGrpcStream:
         if any((item.model, item.version, item.parameters) != common for item in queries):
             raise LostError(Loss.UNPAIRED, "requests of one stream differ in their model or parameters")
         n_rows = tuple(_n_rows(item.inputs) for item in queries)
-        if len(queries) > 1 and 0 in n_rows:
-            raise LostError(Loss.UNPAIRED, "inputs without a common first dimension")
+        parts = tuple(item.inputs for item in queries)
+        is_joined = len(queries) == 1 or (0 not in n_rows and _fit(parts))
         return RequestStream(
-            inputs=_joined([item.inputs for item in queries]),
+            inputs=_joined(parts) if is_joined else parts[0],
+            parts=parts,
+            is_joined=is_joined,
             parameters=first.parameters,
             document={
                 name: value for name, value in first.document.items() if name != "id" or len(stream) == 1
@@ -242,9 +251,10 @@ class OipGrpcStream:
         )
 
     def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
-        """Return the responses in the order of their requests, concatenated; errors as for the requests.
+        """Return the responses in the order of their requests, concatenated or in pairs with them; errors as for the requests.
 
-        If every request has its own id, responses are matched by id, else by order: a server that answers
+        They are in pairs if requests or responses cannot be concatenated, if a response has not a row for each row of its request, or if the
+        model takes one item. If every request has its own id, responses are matched by id, else by order: a server that answers
         each request once keeps the order.
         """
         assert isinstance(query, RequestStream)
@@ -257,15 +267,20 @@ class OipGrpcStream:
             raise LostError(Loss.UNPAIRED, f"{len(answers)} responses to {len(query.ids)} requests")
         budget = _Budget(wire)
         replies = [_reply(message, budget) for message in _in_order(answers, query.ids)]
-        if len(replies) > 1:
-            if wire.model is not None and not wire.model.batched:
-                raise LostError(Loss.UNPAIRED, "a stream of requests to a model that takes one item")
-            if any(_n_rows(item.outputs) != rows for item, rows in zip(replies, query.n_rows, strict=True)):
-                raise LostError(Loss.UNPAIRED, "outputs without a row for each row of the inputs")
+        outputs = [item.outputs for item in replies]
+        is_joined = len(replies) == 1 or (
+            query.is_joined
+            and (wire.model is None or wire.model.batched)
+            and all(_n_rows(item) == rows for item, rows in zip(outputs, query.n_rows, strict=True))
+            and _fit(outputs)
+        )
         versions = {item.version for item in replies}
         if len(versions) > 1:
             raise LostError(Loss.UNPAIRED, "several versions answered one stream")
-        return DecodedResponse(version=versions.pop(), outputs=_joined([item.outputs for item in replies]))
+        if is_joined:
+            return DecodedResponse(version=versions.pop(), outputs=_joined(outputs))
+        pairs = (Pair(inputs=given, outputs=made) for given, made in zip(query.parts, outputs, strict=True))
+        return DecodedResponse(version=versions.pop(), outputs=outputs[0], pairs=tuple(pairs))
 
 
 def refuse_error(head: Head) -> None:
@@ -387,13 +402,16 @@ def _packed(wire: wire_format.Tensor, serialised: bytes) -> bytes:
     return data
 
 
-def _joined(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return the tensors of several messages, concatenated along the first dimension."""
+def _fit(parts: Sequence[tuple[Tensor, ...]]) -> bool:
+    """Return whether the tensors of several messages can be concatenated along the first dimension."""
+    kinds = {tuple((item.name, item.datatype, item.shape[1:]) for item in tensors) for tensors in parts}
+    return len(kinds) == 1 and all(item.shape for tensors in parts for item in tensors)
+
+
+def _joined(parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return the tensors of several messages that fit, concatenated along the first dimension."""
     if len(parts) == 1:
         return parts[0]
-    kinds = {tuple((item.name, item.datatype, item.shape[1:]) for item in tensors) for tensors in parts}
-    if len(kinds) != 1 or any(not item.shape for tensors in parts for item in tensors):
-        raise LostError(Loss.UNPAIRED, "messages of one stream whose tensors differ")
     return tuple(
         msgspec.structs.replace(
             same[0],

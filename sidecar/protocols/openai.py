@@ -41,9 +41,10 @@ OPTIONS = frozenset(
     logits_processors logprob_token_ids logprobs max_completion_tokens max_tokens min_p min_tokens mirostat
     modalities n no_repeat_ngram_size parallel_tool_calls prediction presence_penalty prompt_logprobs
     reasoning_effort regex repeat_penalty repetition_penalty response_format return_token_ids
-    return_tokens_as_token_ids seed skip_special_tokens spaces_between_special_tokens stop stop_token_ids
-    stream stream_options structured_outputs suffix temperature thinking_token_budget tool_choice top_k
-    top_logprobs top_p truncate_prompt_tokens typical_p use_beam_search verbosity xtc_probability
+    return_tokens_as_token_ids seed server_tools skip_special_tokens spaces_between_special_tokens stop
+    stop_token_ids stored_prompt stream stream_options structured_outputs suffix temperature thinking
+    thinking_token_budget tool_choice top_k top_logprobs top_p truncate_prompt_tokens typical_p
+    use_beam_search verbosity xtc_probability
     """.split()  # noqa: SIM905 - a list of so many words would fill a page
 )
 _MAX_EVENTS = 200_000
@@ -185,6 +186,7 @@ def _generated(body: bytes, query: DecodedRequest, wire: WireContext) -> Decoded
         outputs=generation.tensors(tokens_are_ids=tokens_are_ids),
         is_stream=is_stream,
         n_tokens=generation.n_tokens,
+        response_id=generation.response_id,
     )
 
 

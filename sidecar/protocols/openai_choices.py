@@ -82,6 +82,7 @@ class _Piece(msgspec.Struct):
     usage: _ServedUsage | None = None
     prompt_token_ids: list[_TokenId] | None = None
     system_fingerprint: str | None = None
+    id: Any = None
     error: Any = None
 
 
@@ -150,6 +151,7 @@ class JoinedPieces:
         self._prompt_token_ids: list[int] | None = None
         self._usage: _ServedUsage | None = None
         self.fingerprint = ""  # of the server and its model, as it says
+        self.response_id = ""
 
     def add(self, document: Mapping[str, Any]) -> None:
         """Add a piece: a chunk of a stream, or the whole response.
@@ -168,6 +170,8 @@ class JoinedPieces:
             self._choices.setdefault(choice.index, _Joined()).add(choice)
         self._usage = piece.usage or self._usage
         self.fingerprint = piece.system_fingerprint or self.fingerprint
+        if isinstance(piece.id, str):
+            self.response_id = self.response_id or piece.id
         if piece.prompt_token_ids is not None:
             self._prompt_token_ids = piece.prompt_token_ids
 

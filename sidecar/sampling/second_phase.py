@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.strata import MARGIN
-from quantdrift.core.records import BodyStratum, Policy, Predicate, Protocol, Tensor
+from quantdrift.core.records import GENERATED, BodyStratum, Policy, Predicate, Protocol, Tensor
 from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.core.sampling.rates import epoch_salt, uniform
 from quantdrift.core.tasks import Task
 
 _FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 # Their floats are embeddings or log-probabilities of chosen tokens, not scores of classes.
-_WITHOUT_CLASSES = frozenset({Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS})
+_WITHOUT_CLASSES = GENERATED | {Protocol.OPENAI_EMBEDDINGS}
 
 
 class SecondPhaseDraw(msgspec.Struct, frozen=True, kw_only=True):

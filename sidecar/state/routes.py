@@ -43,6 +43,11 @@ _PATHS = {
     Protocol.OPENAI_CHAT: r"(?:/openai)?/v1/chat/completions",
     Protocol.OPENAI_COMPLETIONS: r"(?:/openai)?/v1/completions",
     Protocol.OPENAI_EMBEDDINGS: r"(?:/openai)?/v1/embeddings",
+    Protocol.OPENAI_RESPONSES: r"(?:/openai)?/v1/responses",
+    Protocol.ANTHROPIC_MESSAGES: r"/v1/messages",
+    Protocol.OLLAMA_CHAT: r"/api/chat",
+    Protocol.OLLAMA_GENERATE: r"/api/generate",
+    Protocol.GENERATE: r"/v2/models/(?P<model>[^/?]+)(?:/versions/(?P<version>[^/?]+))?/generate(?:_stream)?",
 }
 _DISPLAY = {
     Protocol.OIP_REST: "/v2/models/NAME/infer",
@@ -53,6 +58,11 @@ _DISPLAY = {
     Protocol.OPENAI_CHAT: "/v1/chat/completions",
     Protocol.OPENAI_COMPLETIONS: "/v1/completions",
     Protocol.OPENAI_EMBEDDINGS: "/v1/embeddings",
+    Protocol.OPENAI_RESPONSES: "/v1/responses",
+    Protocol.ANTHROPIC_MESSAGES: "/v1/messages",
+    Protocol.OLLAMA_CHAT: "/api/chat",
+    Protocol.OLLAMA_GENERATE: "/api/generate",
+    Protocol.GENERATE: "/v2/models/NAME/generate",
 }
 # TorchServe accepts any method, and its own examples send files with PUT.
 _PUT_PROTOCOLS = frozenset({Protocol.TORCHSERVE})

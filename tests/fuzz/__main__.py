@@ -8,7 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("sse", "openai", "oip", "v1", "torchserve", "grpc", "documents", "message", "http1", "http2")
+NAMES = (
+    "sse",
+    "openai",
+    "chats",
+    "oip",
+    "v1",
+    "torchserve",
+    "grpc",
+    "documents",
+    "message",
+    "http1",
+    "http2",
+)
 OUT = Path(__file__).resolve().parents[2] / "out" / "fuzz"
 
 

@@ -140,6 +140,30 @@ TARGETS = {
             b'\0{"choices":[{"index":0,"text":"a","logprobs":{"tokens":["a"],"token_logprobs":[null],"top_logprobs":[{"a":-1}]}}]}',
         ),
     ),
+    "chats": Target(
+        run=_decoding(
+            Protocol.OPENAI_RESPONSES,
+            Protocol.ANTHROPIC_MESSAGES,
+            Protocol.OLLAMA_CHAT,
+            Protocol.OLLAMA_GENERATE,
+            Protocol.GENERATE,
+        ),
+        seeds=(
+            (
+                b'\0{"input":[{"role":"user","content":[{"type":"input_text","text":"a"}]}],"messages":[{"role":"user","content":'
+                b'[{"type":"tool_result","content":"a"}]}],"prompt":"a","text_input":"a","tools":[{"type":"function","name":"f"}]}'
+            ),
+            (
+                b'\0{"status":"completed","output":[{"type":"message","content":[{"text":"a"}]}],"content":[{"type":"text","text":"a"}],'
+                b'"message":{"content":"a"},"done":true,"text_output":"a"}'
+            ),
+            b'\0event: response.completed\ndata: {"response":{"output":[{"type":"function_call","name":"f"}]}}\n\n',
+            (
+                b'\0data: {"type":"content_block_start","index":0,"content_block":{"type":"tool_use","name":"f"}}\n\ndata: '
+                b'{"type":"content_block_delta","index":0,"delta":{"partial_json":"{}"}}\n\ndata: {"type":"message_stop"}\n\n'
+            ),
+        ),
+    ),
     "oip": Target(
         run=_decoding(Protocol.OIP_REST),
         seeds=(

@@ -74,6 +74,32 @@ async def test_what_a_search_finds_is_frozen_and_becomes_a_slice_only_on_later_t
     assert 300 < confirmed["n_groups"] < 400
 
 
+async def test_a_damaged_language_is_found_without_a_slice_or_a_header(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """`capture.text` names the language, and no slice does: the first night finds it, the second makes it one."""
+    version = await write_version(record)
+    shares = {"en": 0.55, "fr": 0.2, "es": 0.15, "de": 0.1}
+    nights = []
+    for night in range(2):
+        begin = NOW + (night - 1) * DAY
+        await write_traffic(
+            record,
+            version,
+            begin=begin,
+            end=begin + DAY,
+            n=4000,
+            flips={"de": 0.12},
+            seed=night,
+            key="text.language",
+            shares=shares,
+        )
+        nights.append(await discover(database, CONFIG, begin + DAY))
+    assert [row.predicate for row in nights[0].frozen] == ['text.language = "de"']
+    assert [row.status for row in nights[1].settled] == [DiscoveryStatus.CONFIRMED]
+    assert await record.fetchval("select name from slice where predicate <> 'true'") == "language=de"
+
+
 @pytest.mark.release
 async def test_a_fault_on_weekends_alone_is_found_as_a_slice_by_the_time_of_week(
     database: Database, record: asyncpg.Connection

@@ -20,7 +20,7 @@ import torch
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Capture, Config, Generation, Slice
-from quantdrift.core.records import Exchange, TextAttribute
+from quantdrift.core.records import Exchange, Latency, TextAttribute
 from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.models.tensors.codec import decode
 from quantdrift.shadow.pipeline.assess import Assessor
@@ -278,8 +278,17 @@ async def test_answers_are_stored_and_folded(
     rule = Slice(name="prompt", feature="length", edges=(20.0,))
     config = Config(models=(model,), slices=(rule,))
     references = References(config.models, lambda *_: open_reference(told))
+    streamed = Latency(
+        last_byte_s=2.5, first_token_s=0.5
+    )  # the server has not said how many tokens there are
     cases = [
-        classify(encode(one), sequence=n, n_delivered=1, max_deliveries=3, references=references)
+        classify(
+            encode(msgspec.structs.replace(one, latency=streamed)),
+            sequence=n,
+            n_delivered=1,
+            max_deliveries=3,
+            references=references,
+        )
         for n, one in enumerate(chats(int8, **LISTS, **IDS), start=1)
     ]
     batch = Assessor(config, "worker").assess(cases, datetime.now(UTC))
@@ -297,6 +306,8 @@ async def test_answers_are_stored_and_folded(
             for row, detail in zip(rows, details, strict=True)
         )
         assert {detail["own"] for detail in details} == {"done"}
+        per_token = [2.0 / (detail["n_scored"] - 1) for detail in details]
+        assert [row["per_token_s"] for row in rows] == pytest.approx(per_token)
         (own,) = await record.fetch(LENGTHS.replace("assistant", "digits"))
         assert own["n"] == len(REQUEST)
         assert own["finish_changes"] == np.mean([detail["finish_changed"] for detail in details])
@@ -329,9 +340,9 @@ async def test_damage_of_one_language_is_found_without_any_header(
         for text in texts
         for request in [{"model": "digits", "messages": [{"role": "user", "content": text}], **GREEDY}]
     ]
-    told = opening(language_folder)
+    told = opening(language_folder, embedding="prompt_state")
     config = Config(
-        models=(msgspec.structs.replace(told.model, name="digits"),),
+        models=(msgspec.structs.replace(told.model, name="digits", embedding="prompt_state"),),
         capture=Capture(text=(TextAttribute.LANGUAGE, TextAttribute.TURNS)),
         slices=(Slice(name="language", text="language"),),
     )
@@ -349,6 +360,7 @@ async def test_damage_of_one_language_is_found_without_any_header(
         )
     batch = Assessor(config, "worker").assess(cases, datetime.now(UTC))
     assert not batch.quarantined
+    assert batch.vectors  # of which clusters of prompts are learned
     await Writer(database, SystemClock()).store(batch)
     # Four bits alone are no damage by the budgets of text: here every changed answer is.
     more = 'task = "generation"\n[models.budget]\nwatch = ["flip", "divergence"]\ndivergence = 0.02\n[capture]\ntext = ["language", "turns"]\n[[slices]]\nname = "language"\ntext = "language"\n'

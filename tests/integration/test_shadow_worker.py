@@ -24,7 +24,7 @@ from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import Stop
 from quantdrift.core.process_state import bounded
-from quantdrift.core.records import Exchange, Latency, Protocol, StratumCount, Tally
+from quantdrift.core.records import Exchange, Latency, Protocol, StratumCount, Tally, Tensor
 from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
@@ -132,7 +132,7 @@ async def test_a_replay_is_linked_to_the_production_traces(
 async def test_an_answer_is_evaluated_on_the_trace_of_its_client(
     config: Config, postgres_dsn: str, otlp_receiver: OtlpReceiver
 ) -> None:
-    """Each measure of a generated answer is an event below the client's span; without a trace, or of another kind, there is none."""
+    """Each measure of a generated answer is an event below the client's span, or names the response; without either there is none."""
     telemetry = msgspec.structs.replace(
         config.telemetry, otlp_endpoint=otlp_receiver.endpoint, evaluations=True
     )
@@ -143,14 +143,30 @@ async def test_an_answer_is_evaluated_on_the_trace_of_its_client(
         changed, protocol=Protocol.OPENAI_CHAT, trace=f"00-{parent[0]}-{parent[1]}-01"
     )
     untraced = msgspec.structs.replace(exchange_of(inputs_of(1, 2)), protocol=Protocol.OPENAI_CHAT)
+    usage = Tensor(name="usage", datatype="INT64", shape=(2,), data=np.array([12, 42], np.int64).tobytes())
+    named = msgspec.structs.replace(
+        exchange_of(inputs_of(1, 4)), protocol=Protocol.OPENAI_CHAT, response_id="chatcmpl-7"
+    )
+    named = msgspec.structs.replace(named, outputs=(*named.outputs, usage))
     no_text = msgspec.structs.replace(exchange_of(inputs_of(1, 3)), trace=chat.trace)
     async with serving(msgspec.structs.replace(config, telemetry=telemetry), postgres_dsn) as queue:
-        await _publish(queue, chat, untraced, no_text)
-        await _until_counted(postgres_dsn, "comparison", 3)
+        await _publish(queue, chat, untraced, named, no_text)
+        await _until_counted(postgres_dsn, "comparison", 4)
         ((divergence,),) = await _fetch(
             postgres_dsn, f"select divergence from comparison where exchange_id = '{chat.id}'"
         )
     events = [event for event in otlp_receiver.events if event.name == "gen_ai.evaluation.result"]
+    by_id = [event for event in events if event.attributes.get("gen_ai.response.id") == "chatcmpl-7"]
+    told = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": named.model,
+        "gen_ai.usage.input_tokens": 12,
+        "gen_ai.usage.output_tokens": 42,
+    }
+    assert by_id
+    assert all(told.items() <= event.attributes.items() and not any(event.parent) for event in by_id)
+    events = [event for event in events if event not in by_id]
     assert {event.parent for event in events} == {parent}
     assert {event.attributes["quantdrift.exchange"] for event in events} == {chat.id}
     scores = {

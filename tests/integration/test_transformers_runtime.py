@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, normalizers, trainers
 
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.models.language.scoring import UNKNOWN, ScoringRequest, TokenRow
+from quantdrift.models.language.scoring import UNKNOWN, ScoringRequest, TokenRow, objects
 from quantdrift.models.language.unlikely import unlikely_tokens
 from quantdrift.models.runtimes.registry import open_reference
 from tests.support.shadow.language_models import loaded, opening
@@ -338,3 +338,66 @@ def test_unlikely_tokens_are_found_among_all_tokens(language_folder: Path, tempe
     assert len(scores.unlikely) == 4
     listed = unlikely_tokens(msgspec.structs.replace(scores, unlikely=UNKNOWN), temperature)
     assert scores.unlikely == pytest.approx(listed, abs=1e-6)
+
+
+_CALLING = (
+    "{% for message in messages %}<s>{{ message['role'] }}:{% if message['reasoning_content'] %} think {{ message['reasoning_content'] }} "
+    "so{% endif %} {{ message['content'] }}{% for call in message['tool_calls'] or [] %} call {{ call['function']['name'] }} "
+    "{{ call['function']['arguments'] | tojson }}{% endfor %}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+_CALLED = {"id": "c", "type": "function", "function": {"name": "measure", "arguments": '{"at":  "home"}'}}
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": "", "tool_calls": [_CALLED]}, ' call measure {"at": "home"}'),
+        ({"content": "the mean", "reasoning_content": "a drift"}, "think a drift so the mean"),
+    ],
+    ids=["a call", "reasoning"],
+)
+def test_an_answer_that_was_taken_apart_is_rendered(folder: Path, message: dict[str, Any], text: str) -> None:
+    """By the template, as the next turn would show it: with the end if the model ended it, and without what the template writes behind."""
+    (folder / "chat_template.jinja").write_text(_CALLING)
+    runtime = open_reference(opening(folder))
+    said = {"role": "assistant", **message}
+    _, tokenizer = loaded(folder)
+    prompt = tokenizer.apply_chat_template(list(SAID), add_generation_prompt=True, return_dict=False)
+    whole = tokenizer.apply_chat_template(
+        [*SAID, {**said, "tool_calls": [{"function": {"name": "measure", "arguments": {"at": "home"}}}]}]
+        if "tool_calls" in said
+        else [*SAID, said],
+        return_dict=False,
+    )
+    end = tokenizer.eos_token_id
+    ids = tuple(whole[len(prompt) : whole.index(end, len(prompt))])
+    assert tokenizer.decode(ids).strip() == text.strip()
+    for is_ended, wanted in ((True, (*ids, end)), (False, ids)):
+        rendered, known = scored(
+            runtime,
+            ScoringRequest(messages=SAID, served_message=said, is_ended=is_ended),
+            ScoringRequest(messages=SAID, served_ids=wanted, is_ended=is_ended),
+        )
+        assert rendered.ids == wanted
+        np.testing.assert_allclose(rendered.logprobs, known.logprobs, atol=1e-5)
+    runtime.close()
+
+
+def test_the_vector_of_a_prompt_is_its_last_hidden_state(language_folder: Path) -> None:
+    """Whatever was answered, with what is shared as without, and also where no token of the answer is known."""
+    prompts = [tuple(range(5, 25)), tuple(range(5, 40)), tuple(range(5, 25))]
+    requests = [ScoringRequest(prompt_ids=prompt, served_ids=(7, 8)) for prompt in prompts[:2]]
+    requests.append(ScoringRequest(prompt_ids=prompts[2]))
+    inputs = {name: objects(["", "", ""]) for name in ("prompt", "answer")} | {"request": objects(requests)}
+    runtime = open_reference(opening(language_folder, embedding="prompt_state"))
+    found = [runtime.run(inputs)["prompt_state"] for _ in range(2)]
+    runtime.close()
+    assert [spec.name for spec in runtime.outputs] == ["scores", "prompt_state"]
+    model, _ = loaded(language_folder)
+    with torch.inference_mode():
+        states = [
+            model.model(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1].numpy()
+            for prompt in prompts
+        ]
+    for vectors in found:
+        np.testing.assert_allclose(vectors, np.stack(states), atol=1e-4)

@@ -1,8 +1,9 @@
-"""What OpenAI's own client gets from a server through the relay."""
+"""What a server's own clients get from it through the relay."""
 
 import json
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from quantdrift.core.records import Exchange
@@ -42,13 +43,16 @@ class Answers:
     way
         The relay before it.
     asked
-        To each name the kind (`chat`, `completions`, `embeddings`) and the client's arguments.
+        To each name the kind (`chat`, `completions`, `embeddings`, or as the script says) and the client's arguments.
+    script
+        It asks.
     """
 
-    def __init__(self, server: Server, way: Passage, asked: Asked) -> None:
+    def __init__(
+        self, server: Server, way: Passage, asked: Asked, script: Path = HERE / "openai_ask.py"
+    ) -> None:
         self._way = way
         self._mark = secrets.token_hex(8)
-        script = HERE / "openai_ask.py"
         self.got = server.environment.run(script, str(way.port), MARK, self._mark, json.dumps(asked))
         assert way.check()
 

@@ -12,7 +12,7 @@ from tests.servers.environment import Environment, environ, environment
 from tests.servers.server import Server, kserve_at, serving, triton_at, vllm_at
 from tests.support.sidecar.relay_process import free_port
 
-_MODELS = ("linear", "words", "steps", "reference")
+_MODELS = ("linear", "words", "steps", "story", "reference")
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +41,16 @@ def litserve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(environment=made, http_port=free_port())
     command: list[str | Path] = [made.python, made.script("serve.py"), str(server.http_port)]
     with serving(server, command, health="/health", directory=tmp_path_factory.mktemp("litserve")):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return the running server of `chats/serve.py`."""
+    made = environment("chats")
+    server = Server(environment=made, http_port=free_port())
+    command: list[str | Path] = [made.python, made.script("serve.py"), str(server.http_port)]
+    with serving(server, command, health="/", directory=tmp_path_factory.mktemp("chats")):
         yield server
 
 

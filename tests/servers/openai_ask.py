@@ -1,7 +1,7 @@
 """Ask an OpenAI-compatible server with OpenAI's own client, and print what it understood as JSON.
 
 Arguments: port, name of the header that carries the mark, mark, and as JSON what is asked: to each name the kind
-(`chat`, `completions`, `embeddings`) and the client's arguments. The mark of a request is `mark`, a hyphen and its
+(`chat`, `completions`, `embeddings`, `responses`) and the client's arguments. The mark of a request is `mark`, a hyphen and its
 name. A stream is the list of its chunks.
 """
 
@@ -19,6 +19,7 @@ def ask(client: openai.OpenAI, fields: dict[str, str], kind: str, arguments: dic
         "chat": client.chat.completions,
         "completions": client.completions,
         "embeddings": client.embeddings,
+        "responses": client.responses,
     }
     answer = resources[kind].create(**arguments, extra_headers=fields)
     if arguments.get("stream"):

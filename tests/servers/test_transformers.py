@@ -25,11 +25,19 @@ CHAT = {
     "temperature": 0.0,
 }
 PROMPT = {"model": "small", "prompt": "the quick brown", "max_tokens": 16, "temperature": 0.0}
+RESPONSE = {
+    "model": "small",
+    "input": "what does the fox say?",
+    "max_output_tokens": 24,
+    "temperature": 0.0,
+}
 REQUEST: Asked = {
     "chat": ("chat", CHAT),
     "chat-stream": ("chat", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
     "completion": ("completions", PROMPT),
     "completion-stream": ("completions", PROMPT | {"stream": True}),
+    "response": ("responses", RESPONSE | {"stream": False}),
+    "response-stream": ("responses", RESPONSE | {"stream": True}),
 }
 
 
@@ -71,6 +79,16 @@ def test_a_completion_is_captured_streamed_or_not(answers: Answers) -> None:
         assert (held.exchange.protocol, held.exchange.model) == (Protocol.OPENAI_COMPLETIONS, "small")
         assert texts(held.inputs["prompt"]) == [PROMPT["prompt"]]
         assert held.heard() == [text]
+
+
+def test_a_response_is_captured_as_the_same_chat(answers: Answers) -> None:
+    """The interface that new clients prefer: the messages, the limit and the text are those of the chat."""
+    for name in ("response", "response-stream"):
+        held = answers.captured(name)
+        assert (held.exchange.protocol, held.exchange.model) == (Protocol.OPENAI_RESPONSES, "small")
+        assert held.document("messages") == CHAT["messages"]
+        assert held.document("options")["max_tokens"] == CHAT["max_tokens"]
+        assert held.heard() == [answers.said("chat")]
 
 
 def test_what_was_served_is_what_the_reference_would_have_said(

@@ -162,6 +162,27 @@ def test_a_stream_of_requests_is_captured_as_one_exchange(way: Passage, mark: st
     )
 
 
+def test_a_stream_that_is_no_batch_is_an_exchange_for_each_request(way: Passage, mark: str) -> None:
+    """Requests with different numbers of texts and lengths: each is paired with its response, and counted."""
+    offered = way.offered()
+    texts = [np.array([b"a"], dtype=np.object_), np.array([b"bb", b"ccc"], dtype=np.object_)]
+    once = grpc_input("times", "INT32", np.array([1], dtype=np.int32))
+    requests = [[grpc_input("text", "BYTES", text), once] for text in texts]
+    direct = stream(way.direct, mark, "words", requests, 2)
+    relayed = stream(way.port, mark, "words", requests, 2)
+    assert by_id(relayed) == by_id(direct)
+    exchanges = {exchange.inputs[0].shape: exchange for exchange in way.captured(mark, 2)}
+    for text in texts:
+        exchange = exchanges[text.shape]
+        assert exchange.inputs[0] == tensor("text", "BYTES", text)
+        assert exchange.outputs[0] == tensor(
+            "loud", "BYTES", np.char.upper(text.astype("S")).astype(np.object_)
+        )
+        assert exchange.latency is None
+    assert len({exchange.group for exchange in exchanges.values()}) == 1
+    assert way.offered() == offered + 2
+
+
 def test_a_stream_with_many_answers_to_a_request_passes_and_is_counted(way: Passage, mark: str) -> None:
     """A decoupled model answers one request three times, which no reference does: a loss with a reason."""
     before = way.lost("unpaired")

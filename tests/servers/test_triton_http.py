@@ -1,6 +1,7 @@
 """Triton over HTTP/1.1, asked by its own client library: what passes the relay, and what is captured of it."""
 
 import http.client
+import json
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from quantdrift.core.records import Exchange, Protocol
+from tests.servers.answers import Held
 from tests.servers.oip_clients import ask_http, http_input
 from tests.servers.passage import MARK, Passage, passage, talk
 from tests.servers.server import Server
-from tests.servers.tensors import N_READABLE, TEXT, TIMES, X, tensor
+from tests.servers.tensors import N_READABLE, TEXT, TIMES, X, tensor, texts
 from tests.support.sidecar.relay_process import DEADLINE_S, wait
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
@@ -27,7 +29,11 @@ def way(triton: Server, tmp_path_factory: pytest.TempPathFactory, nats_url: str)
     """Return a relay before Triton's HTTP port."""
     directory = tmp_path_factory.mktemp("relay")
     told = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
-    models: list[dict[str, Any]] = [{"name": "linear", "inputs": [told]}, {"name": "words"}]
+    models: list[dict[str, Any]] = [
+        {"name": "linear", "inputs": [told]},
+        {"name": "words"},
+        {"name": "story"},
+    ]
     with passage(directory, triton.http_port, nats_url, models) as made:
         yield made
 
@@ -195,6 +201,25 @@ def test_a_step_of_a_sequence_is_counted(way: Passage, mark: str) -> None:
     before = way.lost("sequence")
     ask_http(way.port, mark, *linear(), sequence_id=7, sequence_start=True)
     wait(lambda: way.lost("sequence") == before + 1, "it is counted")
+
+
+@pytest.mark.parametrize(("path", "said"), [("generate", "größe"), ("generate_stream", "größe matters")])
+def test_a_generate_endpoint_is_captured(way: Passage, mark: str, path: str, said: str) -> None:
+    """The extension for language models, in one piece and streamed."""
+    asked = json.dumps({"text_input": said, "parameters": {"temperature": 0}}).encode()
+    request = (
+        b"POST /v2/models/story/%b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n%b: %b\r\nContent-Length: %d\r\n\r\n%b"
+        % (path.encode(), MARK.encode(), mark.encode(), len(asked), asked)
+    )
+    assert talk(way.port, request) == talk(way.direct, request)
+    (exchange,) = way.captured(mark)
+    held = Held(exchange)
+    assert (exchange.protocol, exchange.model, exchange.version) == (Protocol.GENERATE, "story", "1")
+    assert texts(held.inputs["prompt"]) == [said]
+    assert held.document("options") == {"temperature": 0}
+    assert held.heard() == [said.upper()]
+    assert exchange.latency is not None
+    assert (exchange.latency.first_token_s is not None) == (path == "generate_stream")
 
 
 def test_what_is_no_inference_passes_uncounted(way: Passage, mark: str) -> None:

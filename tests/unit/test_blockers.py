@@ -299,6 +299,18 @@ def test_what_quantdrift_up_has_not_come_to_yet_is_not_missed() -> None:
     assert missed.startswith("no monitor answers at 127.0.0.1:monitor")
 
 
+def test_posts_that_nothing_decodes_are_noted_beside_those_that_are() -> None:
+    """A client that asks another path than all others is else not seen to be unwatched."""
+    counts = {"unknown_posts": 12.0, "offered": 388.0}
+    ports = {"sidecar": Port(address="a", answers=True, ready=True, counts=counts)}
+    (noted,) = notes(CONFIG, _facts(ports=ports))
+    assert noted.startswith(
+        "12 POST requests (3 %) since the start of the sidecar at a had paths that no protocol"
+    )
+    few = {"sidecar": Port(address="a", answers=True, ready=True, counts=counts | {"unknown_posts": 9.0})}
+    assert notes(CONFIG, _facts(ports=few)) == ()
+
+
 def test_what_blocks_nothing_is_noted() -> None:
     """Parts that work and do not answer here, parts that are not ready, and what the shadow found to contradict."""
     silent = {role: Port(address=f"127.0.0.1:{role}") for role in ("sidecar", "shadow", "monitor")}

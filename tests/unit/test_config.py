@@ -10,9 +10,10 @@ import pytest
 from quantdrift.cli.config_summary import explain, memory_bytes
 from quantdrift.core.config import Config, Provider, Role, Stream, load, load_secrets
 from quantdrift.core.config.address import read_address
-from quantdrift.core.config.schema import Intake
+from quantdrift.core.config.schema import Capture, Intake
 from quantdrift.core.config.wrong_values import allowed, struct_in
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import TextAttribute
 from quantdrift.core.tasks import Task
 
 pytestmark = pytest.mark.unit
@@ -587,6 +588,8 @@ def test_the_explanation_adds_up(tmp_path: Path) -> None:
         config, sidecar=msgspec.structs.replace(config.sidecar, max_connections=10_000, workers=2)
     )
     assert memory_bytes(crowded) > memory_bytes(config) + 2 * 8_000 * 20_000
+    speaking = msgspec.structs.replace(config, capture=Capture(text=(TextAttribute.LANGUAGE,)))
+    assert memory_bytes(speaking) == memory_bytes(config) + 106 * 2**20  # of the library's model
 
 
 def test_only_the_shadow_gets_the_token_of_a_reference(tmp_path: Path) -> None:

@@ -286,6 +286,7 @@ class _Slow:
     """A language model that takes four seconds of the clock for an answer."""
 
     longest = None
+    width = 0
     end_ids = ()
     artefact = LinearRuntime(WEIGHT, BIAS).artefact
     provenance = LinearRuntime(WEIGHT, BIAS).provenance

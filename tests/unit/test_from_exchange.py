@@ -192,6 +192,44 @@ def test_what_a_server_made_of_the_tokens_is_no_text_to_score() -> None:
     assert whole[0].served == "<think>hm</think>so"
 
 
+def test_an_answer_that_was_taken_apart_is_a_message_where_its_tokens_are_counted() -> None:
+    """The template puts it together; without a count nothing would show that it writes it otherwise."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    answered = chat(None, message={"reasoning_content": "hm", "tool_calls": [call]})
+    assert of_chat(answered)[0].served_message == {}
+    counted = of_chat({**answered, "usage": {"prompt_tokens": 3, "completion_tokens": 9}})[0]
+    assert counted.served_message == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "hm",
+        "tool_calls": [call],
+    }
+    assert (
+        of_chat({**chat("so"), "usage": {"prompt_tokens": 3, "completion_tokens": 1}})[0].served_message == {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "problem"),
+    [
+        (
+            [{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "input_audio"}],
+            {},
+            "image_url, input_audio",
+        ),
+        ("a", {"stored_prompt": True}, "kept at the server"),
+        ("a", {"server_tools": True}, "tools of its own"),
+    ],
+)
+def test_a_prompt_that_is_not_all_text_or_not_all_there_is_set_aside(
+    content: Any, options: dict[str, Any], problem: str
+) -> None:
+    """With what is missing: a reference that read the rest alone would be compared with an answer to something else."""
+    messages = [{"role": "user", "content": content}]
+    with pytest.raises(QuarantineError, match=problem):
+        read(CHAT, {"messages": messages, **options}, chat())
+
+
 def test_an_empty_answer_is_reported() -> None:
     """A refusal is something."""
     assert of_chat(chat("", finish_reason="length"))[1].is_empty

@@ -377,6 +377,18 @@ TWICE = [request(**row(0)), request(**row(1))]
         (TWICE, answers(out(0, model_version="7"), out(1, model_version="8"))),
         ([request(), request(model_name="other")], answers(out(0), out(1))),
         ([request(), request(parameters={"a": Parameter(int64_param=1)})], answers(out(0), out(1))),
+    ],
+)
+def test_responses_that_cannot_be_paired_are_reported(
+    requests: list[InferRequest], messages: list[bytes]
+) -> None:
+    """Counts, ids, versions, models and parameters must leave no doubt."""
+    assert loss_of(stream, requests, messages) is Loss.UNPAIRED
+
+
+@pytest.mark.parametrize(
+    ("requests", "messages"),
+    [
         (
             [request(), request(inputs=[WireTensor(name="z", datatype="FP32", shape=[1, 2])])],
             answers(out(0), out(1)),
@@ -394,19 +406,33 @@ TWICE = [request(**row(0)), request(**row(1))]
             answers(out(0), out(1)),
         ),
     ],
+    ids=["names", "widths of requests", "rows of responses", "no dimension"],
 )
-def test_responses_that_cannot_be_paired_are_reported(
+def test_a_stream_that_is_no_batch_is_an_exchange_for_each_pair(
     requests: list[InferRequest], messages: list[bytes]
 ) -> None:
-    """Counts, ids, versions, models, parameters, names and rows must leave no doubt."""
-    assert loss_of(stream, requests, messages) is Loss.UNPAIRED
+    """Such as texts of different lengths, as token ids."""
+    _, reply = stream(requests, messages)
+    assert len(reply.pairs) == 2
+    assert [pair.inputs[0].name for pair in reply.pairs] == [asked.inputs[0].name for asked in requests]
+    assert reply.pairs[0].outputs == reply.outputs
 
 
-def test_a_model_that_takes_one_item_has_streams_of_one() -> None:
-    """Several would be put together along a dimension that counts no items."""
+def test_the_pairs_of_a_stream_are_matched_by_their_ids() -> None:
+    """As its rows are, where it is a batch."""
+    wide = {"inputs": [WireTensor(name="x", datatype="FP32", shape=[1, 1])], "raw_input_contents": [bytes(4)]}
+    _, reply = stream([request(id="a", **row(0)), request(id="b", **wide)], answers(out(9, "b"), out(8, "a")))
+    assert [pair.inputs[0].shape for pair in reply.pairs] == [(1, 2), (1, 1)]
+    assert [pair.outputs[0].data for pair in reply.pairs] == [struct.pack("<2f", n, n) for n in (8, 9)]
+
+
+def test_a_model_that_takes_one_item_has_an_exchange_for_each_request() -> None:
+    """Together they would be put along a dimension that counts no items."""
     model = Model(name="digits", batched=False)
-    assert loss_of(stream, TWICE, answers(out(0), out(1)), model) is Loss.UNPAIRED
-    assert stream(TWICE[:1], answers(out(0)), model)[1].version == "7"
+    _, reply = stream(TWICE, answers(out(0), out(1)), model)
+    assert [pair.inputs[0].data for pair in reply.pairs] == [struct.pack("<2f", n, n) for n in (0, 1)]
+    alone = stream(TWICE[:1], answers(out(0)), model)[1]
+    assert (alone.version, alone.pairs) == ("7", ())
 
 
 def test_a_request_of_a_stream_that_fails_makes_it_an_error() -> None:

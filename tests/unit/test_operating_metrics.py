@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
-from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config, Model, SamplingOptions
-from quantdrift.core.records import Latency
+from quantdrift.core.records import Latency, Protocol
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.shadow.pipeline.metrics import MOST_VERSIONS, BatchStep, ShadowMetrics
@@ -37,9 +37,11 @@ class Meter:
         assert data is not None
         return {
             metric.name: {
-                tuple(str(value) for value in (point.attributes or {}).values()): point.value
+                tuple(str(value) for value in (point.attributes or {}).values()): (
+                    point.count if isinstance(point, HistogramDataPoint) else point.value
+                )
                 for point in metric.data.data_points
-                if hasattr(point, "value")
+                if isinstance(point, HistogramDataPoint | NumberDataPoint)
             }
             for resource in data.resource_metrics
             for scope in resource.scope_metrics
@@ -129,6 +131,23 @@ def test_the_times_of_answers_are_histograms_by_model_and_version(clock: ManualC
     assert len(of_version) == MOST_VERSIONS + 1
     assert (of_version["0"].count, of_version["(other)"].count) == (1, 5)
     assert [end for end in of_version["0"].explicit_bounds if 0.002 < end < 0.006] == [0.0025, 0.005]
+
+
+def test_the_times_of_streams_of_text_have_the_names_of_the_conventions(
+    meter: Meter, clock: ManualClock
+) -> None:
+    """By operation, provider and model, so that dashboards of language models show them; other protocols have none."""
+    metrics = ShadowMetrics(meter.telemetry, clock)
+    took = Latency(last_byte_s=1.5, first_token_s=0.5, per_token_s=0.25)
+    other = answered("1", took)
+    text = msgspec.structs.replace(
+        other, exchange=msgspec.structs.replace(other.exchange, protocol=Protocol.ANTHROPIC_MESSAGES)
+    )
+    metrics.stored(StoreBatch(worker="w", at=clock.now(), compared=(other, text)), Written(n_rows=2))
+    found = meter.read()
+    labels = ("chat", "anthropic", text.exchange.model)
+    assert found["gen_ai.server.time_to_first_token"] == {labels: 1}
+    assert found["gen_ai.server.time_per_output_token"] == {labels: 1}
 
 
 def answered(version: str, took: Latency | None) -> ComparedExchange:

@@ -27,6 +27,8 @@ LATE: Final = timedelta(minutes=2)
 """Longest time that an exchange may wait in the stream. A shadow worker that keeps up takes seconds, one that begins a minute."""
 _MUCH: Final = 0.5
 """Share of the exchanges of a step whose failure blocks the next step."""
+_FEW_POSTS: Final = 10
+"""Requests of unknown paths that nobody needs to hear of."""
 _ROLES: Final = ("sidecar", "shadow", "monitor")
 _SEE: Final = re.compile("[:;] see `quantdrift status`$")
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -172,6 +174,7 @@ def notes(config: Config, facts: StatusFacts) -> tuple[str, ...]:
         for role, port in facts.ports.items()
         if port.answers and not port.ready
     ]
+    lines += _undecoded(facts)
     flows = facts.flow.models if facts.flow is not None else {}
     lines += [
         f"figures of model `{model.name}` may mislead: {contradiction}"
@@ -180,6 +183,18 @@ def notes(config: Config, facts: StatusFacts) -> tuple[str, ...]:
         for contradiction in flows[model.name].contradictions
     ]
     return tuple(lines)
+
+
+def _undecoded(facts: StatusFacts) -> Iterator[str]:
+    """Yield how many POST requests pass beside those that are decoded."""
+    port = facts.ports.get("sidecar", Port(address=""))
+    n_unknown, n_offered = (int(port.counts.get(name, 0)) for name in ("unknown_posts", "offered"))
+    if n_offered and n_unknown >= _FEW_POSTS:
+        share = n_unknown / (n_unknown + n_offered)
+        yield (
+            f"{count_of(n_unknown, 'POST request')} ({percent(share)}) since the start of the sidecar at {port.address} had paths that no"
+            " protocol of capture.protocols decodes: they are not watched. Compare with the paths that your clients request"
+        )
 
 
 def _configurations(facts: StatusFacts) -> Iterator[str]:

@@ -58,6 +58,7 @@ _COUNTS: Final = {
         "taken",
         "lost",
         "ignored",
+        "unknown_posts",
         "config_refused",
         "backend_failures",
         "blind_connections",

@@ -21,6 +21,7 @@ from quantdrift.core.config.models import PROGRAM
 from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.records import GENERATED
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
 from quantdrift.init.deployment import COMPOSE, VALUES, compose_file, helm_values
@@ -373,7 +374,7 @@ def _say_server(backend: str, server: Server | None, say: _Say) -> None:
 def _choice(opened: OpenedReference | None, server: Server | None) -> Choice:
     if opened is not None and opened.file is not None:
         return choose(opened.file, opened.rows or None)
-    generates = server is not None and any(protocol.startswith("openai") for protocol in server.protocols)
+    generates = server is not None and not GENERATED.isdisjoint(server.protocols)
     if opened is not None or generates:
         return Choice(task=Task.GENERATION, why="text is generated")
     return Choice(

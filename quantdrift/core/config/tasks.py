@@ -108,6 +108,15 @@ class Generation(Section, frozen=True, kw_only=True):
             "reference at a server they are then unknown."
         ),
     ] = ()
+    prefix_bytes: Annotated[
+        int,
+        about(
+            "Most bytes that a reference in a folder keeps of what it computed, so that the turns of a conversation and the samples of one "
+            "prompt share their beginning. A copy of the candidate keeps as much of its own. 0: nothing is kept.",
+            "bytes",
+            ge=0,
+        ),
+    ] = 256 * 2**20
     own_share: Annotated[
         float,
         about(

@@ -40,6 +40,11 @@ from quantdrift.models.tensors.codec import MAX_ITEMS, decode
 
 _NAMED: Final = b"token_id:"  # vLLM's spelling of a token with `return_tokens_as_token_ids`
 _DEFAULTS: Final = Generation()
+_NOT_ALL_SENT: Final[Mapping[str, str]] = {
+    "server_tools": "the client lets the server run tools of its own, and the request does not contain what they add to the prompt",
+    "stored_prompt": "a part of the conversation is kept at the server (`previous_response_id`, `conversation`, `prompt` or"
+    " `context`), so the reference cannot rebuild the prompt: have clients send the whole conversation",
+}
 _LEAST: Final = -9999.0  # vLLM's value for a missing log-probability, and for minus infinity
 
 
@@ -218,13 +223,19 @@ def _scoring_request(
     messages: tuple[dict[str, Any], ...] = ()
     prompt, n_prompts = "", 1
     if prompt_ids is None and (changing_option := changes_prompt(options)):
-        raise QuarantineError(
-            QuarantineReason.OUTPUT,
+        problem = _NOT_ALL_SENT.get(
+            changing_option,
             f"the client's `{changing_option}` changes the prompt, so the reference cannot rebuild it: have clients set "
             "`return_token_ids`",
         )
+        raise QuarantineError(QuarantineReason.OUTPUT, problem)
     if "messages" in inputs:
         messages = tuple(_document(inputs["messages"], list[dict[str, Any]]))
+        if kinds := sorted({kind for message in messages for kind in _other_parts(message.get("content"))}):
+            raise QuarantineError(
+                QuarantineReason.OUTPUT,
+                f"a message has parts that are not text ({', '.join(kinds)[:100]}): references read texts only",
+            )
     else:
         n_prompts = len(_texts(inputs["prompt"])) if "prompt" in inputs else len(inputs) - 1
         prompt_index = index // wanted_choices(options)
@@ -244,6 +255,7 @@ def _scoring_request(
         n_prompt_tokens=_usage(outputs)[0] if n_prompts == 1 else None,
         add_special_tokens=options.get("add_special_tokens") is not False,
         served=text,
+        served_message=_served_message(outputs, answer, index) if text is None and messages else {},
         served_ids=served_ids,
         is_cut=text == answer.text and may_be_cut(options, answer.finish_reason),
         is_ended=ended_itself(options, answer.finish_reason),
@@ -261,6 +273,18 @@ def _served_text(
         return spelt or None
     # Servers differ in the spelling of tokens that end within a character, so prefer the text; more text is an end token.
     return spelt if spelt.startswith(answer.text) else answer.text
+
+
+def _served_message(outputs: Mapping[str, Tensor], answer: Answer, index: int) -> dict[str, Any]:
+    """Return an answer as a message; empty without a number of its tokens, since then no other rendering would be noticed."""
+    if answer.n_tokens is None:
+        return {}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if "reasoning" in outputs and (reasoning := _texts(outputs["reasoning"])[index]):
+        message["reasoning_content"] = reasoning
+    if answer.calls:
+        message["tool_calls"] = _decoded(_texts(outputs["tool_calls"])[index].encode(), list[dict[str, Any]])
+    return message
 
 
 def _scores(parts: _ExchangeParts, index: int) -> Scores | None:
@@ -323,6 +347,16 @@ def _content_texts(content: Any) -> Iterable[str]:
         yield content
     elif isinstance(content, list):
         yield from (part["text"] for part in map(object_of, content) if isinstance(part.get("text"), str))
+
+
+def _other_parts(content: Any) -> Iterable[str]:
+    """Yield the types of parts that are no text: images, audio, files."""
+    if isinstance(content, list):
+        yield from (
+            str(part.get("type", "unknown"))
+            for part in map(object_of, content)
+            if not isinstance(part.get("text"), str)
+        )
 
 
 def _n_tokens(outputs: Mapping[str, Tensor], index: int, n_choices: int) -> int | None:

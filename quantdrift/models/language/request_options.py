@@ -35,6 +35,14 @@ _GRAMMARS: Final = (
     "regex",
     "structured_outputs",
 )
+# `server_tools` and `stored_prompt` are what a decoder found: tools that the server runs, and parts of the prompt that it keeps.
+_CHANGES_PROMPT: Final = (
+    "chat_template",
+    "suffix",
+    "truncate_prompt_tokens",
+    "server_tools",
+    "stored_prompt",
+)
 _FREE_CHOICE: Final = (None, "auto", "none")
 _ENDED: Final = frozenset({"stop", "tool_calls", "function_call"})
 
@@ -106,9 +114,7 @@ def has_grammar(options: Mapping[str, Any]) -> bool:
 
 def changes_prompt(options: Mapping[str, Any]) -> str:
     """Return the option that would make the reference's template or tokenizer build another prompt; empty if none."""
-    return next(
-        (name for name in ("chat_template", "suffix", "truncate_prompt_tokens") if options.get(name)), ""
-    )
+    return next((name for name in _CHANGES_PROMPT if options.get(name)), "")
 
 
 def template_of(options: Mapping[str, Any]) -> dict[str, Any]:

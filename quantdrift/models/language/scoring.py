@@ -24,6 +24,10 @@ PROMPT: Final = "prompt"
 _OBJECT: Final = np.dtype(object)
 UNKNOWN: Final = np.empty(0)
 UNKNOWN.flags.writeable = False
+NO_VECTOR: Final = np.empty(0, dtype=np.float32)
+NO_VECTOR.flags.writeable = False
+EMBEDDING: Final = "prompt_state"
+"""Name of the vector of a prompt, as `models.embedding` names it."""
 
 
 class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +49,9 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
         Whether special tokens, such as a start token, are added to `prompt`.
     served
         The answer's text; None if the text is not all that was generated, so that it cannot be tokenised.
+    served_message
+        The answer as a message of the chat, to be rendered by the chat template where `served` is None: what the server's parsers made
+        of reasoning, text and calls. Empty if that is not known, or no number of tokens that could show another rendering.
     served_ids
         Tokens of the answer; None if unknown.
     is_cut
@@ -68,6 +75,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt_tokens: int | None = None
     add_special_tokens: bool = True
     served: str | None = None
+    served_message: dict[str, Any] = {}
     served_ids: tuple[int, ...] | None = None
     is_cut: bool = False
     ask_replica: bool = False
@@ -103,6 +111,8 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     unlikely
         (tokens,), how far each is among the least likely ones, from all log-probabilities
         (`quantdrift.models.language.unlikely`). Empty: only the listed ones are known.
+    vector
+        (width,), float32, of the prompt: the model's last hidden state at its last token. Empty: it was not asked for.
     copy
         In a reference's scores: the scores of the candidate's replica for the same tokens; None if it was not asked.
     free_answer
@@ -120,6 +130,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     ends_upper: npt.NDArray[np.float64] = UNKNOWN
     end_p: float = math.nan
     unlikely: npt.NDArray[np.float64] = UNKNOWN
+    vector: npt.NDArray[np.float32] = NO_VECTOR
     copy: "Scores | None" = None
     free_answer: FreeAnswer | None = None
 

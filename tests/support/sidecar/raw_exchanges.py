@@ -65,4 +65,6 @@ def recorded_by(
 ) -> Exchange | None:
     """Return what a recorder makes of a raw exchange in all its steps."""
     heads = recorder.read_heads(meta, request, response)
-    return recorder.record(meta, recorder.read_request(meta, heads, request), response)
+    records = recorder.record(meta, recorder.read_request(meta, heads, request), response)
+    assert len(records) <= 1
+    return records[0] if records else None

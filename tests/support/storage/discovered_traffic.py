@@ -82,13 +82,15 @@ async def write_traffic(
     flips: Mapping[str, float],
     seed: int,
     weekend: float = 1.0,
+    key: str = FAINT.key,
+    shares: Mapping[str, float] = SHARES,
 ) -> None:
     """Insert n exchanges of one item each, spread evenly, and their hourly roll-ups; others flip at 0.3 %.
 
     On Saturdays and Sundays (UTC) all flip `weekend` times as often.
     """
     rng = np.random.default_rng(seed)
-    scanners = rng.choice(list(SHARES), n, p=list(SHARES.values()))
+    scanners = rng.choice(list(shares), n, p=list(shares.values()))
     await make_partitions(db, [(begin + day * DAY).date() for day in range((end - begin).days + 2)])
     times = [begin + (end - begin) * (index / n) for index in range(n)]
     batch = await db.fetchval(
@@ -115,7 +117,7 @@ async def write_traffic(
             u2=float(rng.random()),
             flip=bool(flipped[index]),
             divergence=float(rng.lognormal(-9, 1)),
-            attributes=msgspec.json.encode({"header.x-scanner": str(scanners[index])}).decode(),
+            attributes=msgspec.json.encode({key: str(scanners[index])}).decode(),
             features=msgspec.json.encode({"feature.contrast": float(contrast[index])}).decode(),
         )
         for index in range(n)

@@ -41,7 +41,8 @@ _PROBE_TEXT: Final = "text"
 _LEFT: Final = frozenset(
     """
     best_of chat_template echo logprobs max_completion_tokens max_tokens n prompt_logprobs return_token_ids
-    return_tokens_as_token_ids stream stream_options suffix top_logprobs truncate_prompt_tokens
+    return_tokens_as_token_ids server_tools stored_prompt stream stream_options suffix thinking top_logprobs
+    truncate_prompt_tokens
     """.split()  # noqa: SIM905 - a list of so many words would be a page
 )
 
@@ -89,6 +90,7 @@ class OpenAILanguage:
         self._server = server
         self._answers = OpenAIAnswers(request)
         self.end_ids = request.model.generation.end_ids
+        self.width = 0
         self._ask, self.artefact, self.provenance, longest = server.opened(self._scoring_method)
         # One token is generated with each request: there must be room for it.
         self.longest = None if longest is None else longest - 1

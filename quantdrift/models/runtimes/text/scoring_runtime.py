@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
@@ -12,6 +13,7 @@ from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswe
 from quantdrift.models.language.scoring import (
     _OBJECT,
     ANSWER,
+    EMBEDDING,
     NO_SCORES,
     PROMPT,
     REQUEST,
@@ -22,6 +24,7 @@ from quantdrift.models.language.scoring import (
     objects,
     replay_error,
 )
+from quantdrift.models.runtimes.embedding import check_spec
 from quantdrift.models.runtimes.protocol import Artefact, Provenance
 from quantdrift.models.runtimes.registry import RuntimeRequest
 from quantdrift.models.tensors.arrays import Array, TensorSpec
@@ -49,6 +52,11 @@ class LanguageModel(Protocol):
     @property
     def longest(self) -> int | None:
         """Most tokens of prompt and answer together; None if unknown."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Length of the vector of a prompt; 0: the model shows none."""
         ...
 
     @property
@@ -96,14 +104,15 @@ class ScoringRuntime:
     Raises
     ------
     OperatorError
-        `models.embedding` is set: a language model has none.
+        `models.embedding` names another than that of the prompt, or the model shows none.
     """
 
     def __init__(self, request: RuntimeRequest, language: LanguageModel, clock: Clock = _CLOCK) -> None:
-        if request.embedding:
+        if request.embedding and (request.embedding != EMBEDDING or not language.width):
+            others = f"`{EMBEDDING}` or " if language.width else ""
             raise OperatorError(
                 f"models.embedding is `{request.embedding}`: a reference of runtime `{request.reference.runtime}` shows no "
-                "embedding. Take `features`, or leave it empty"
+                f"embedding{' of that name' if others else ''}. Take {others}`features`, or leave it empty"
             )
         self._language = language
         self._most = request.model.generation.max_tokens
@@ -115,11 +124,17 @@ class ScoringRuntime:
         self.inputs = tuple(
             TensorSpec(name=name, dtype=_OBJECT, shape=(None,)) for name in (PROMPT, ANSWER, REQUEST)
         )
-        self.outputs = (TensorSpec(name=SCORES, dtype=_OBJECT, shape=(None,)),)
-        self.embedding = ""
+        self.embedding = request.embedding
+        vectors = TensorSpec(name=EMBEDDING, dtype=np.dtype(np.float32), shape=(None, language.width))
+        if self.embedding:
+            check_spec(vectors)
+        scores = TensorSpec(name=SCORES, dtype=_OBJECT, shape=(None,))
+        self.outputs = (scores, vectors) if self.embedding else (scores,)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return `scores` : (items,), a `Scores` each, for `request` : (items,), a `ScoringRequest` each.
+
+        With an embedding also `prompt_state` : (items, width), float32, NaN where the prompt cannot be rebuilt.
 
         Raises
         ------
@@ -136,9 +151,23 @@ class ScoringRuntime:
         if not all(isinstance(request, ScoringRequest) for request in requests):
             raise replay_error("the input `request` does not hold scoring requests")
         rows = [self.row(request) for request in requests]
-        scored = iter(self._language.score([row for row in rows if row is not None]))
+        # Where nothing is scored the vector of the prompt is all that is asked for.
+        of_prompts = {
+            index: row
+            for index, (request, served) in enumerate(zip(requests, rows, strict=True))
+            if self.embedding and served is None and (row := self._prompt_row(request)) is not None
+        }
+        found = self._language.score([*(row for row in rows if row is not None), *of_prompts.values()])
+        scored, vectors = iter(found), found[len(found) - len(of_prompts) :]
         scores = [NO_SCORES if row is None else _finished(row, next(scored)) for row in rows]
-        return {SCORES: objects(self._with_free_answers(requests, scores))}
+        for index, of_prompt in zip(of_prompts, vectors, strict=True):
+            scores[index] = msgspec.structs.replace(NO_SCORES, vector=of_prompt.vector)
+        outputs = {SCORES: objects(self._with_free_answers(requests, scores))}
+        if self.embedding:
+            unknown = np.full(self._language.width, np.nan, dtype=np.float32)
+            states = [of.vector if len(of.vector) else unknown for of in scores]
+            outputs[EMBEDDING] = np.stack(states) if states else unknown[np.newaxis][:0]
+        return outputs
 
     def close(self) -> None:
         """Free memory, device and connections."""
@@ -178,6 +207,8 @@ class ScoringRuntime:
         if served is None and request.served:
             served = self._served_ids(request.served)
             served = served[:-1] if request.is_cut else served
+        if served is None and request.served_message:
+            served = self._rendered_ids(request)
         if not served:
             return None
         prompt = self._prompt(request)
@@ -196,6 +227,19 @@ class ScoringRuntime:
             return msgspec.structs.replace(row, served=(*scored, ends[0]), is_ended=True, is_added=True)
         return row
 
+    def _prompt_row(self, request: ScoringRequest) -> TokenRow | None:
+        """Return a row that scores any token after a prompt; None if the prompt cannot be rebuilt, or leaves no room."""
+        try:
+            prompt = self._prompt(request)
+        except QuarantineError:
+            return None
+        longest = self._language.longest
+        return (
+            None
+            if longest is not None and len(prompt) > longest
+            else TokenRow(prompt=prompt, served=prompt[:1])
+        )
+
     def _served_ids(self, text: str) -> tuple[int, ...]:
         """Return the tokens of an answer's text, which continues the prompt.
 
@@ -205,6 +249,26 @@ class ScoringRuntime:
             line, word, behind = (self._plain_ids(text) for text in ("\n", "a", "\n a"))
             self._prepends = behind == (*line, *word)
         return self._plain_ids(text.removeprefix(" ") if self._prepends else text)
+
+    def _rendered_ids(self, request: ScoringRequest) -> tuple[int, ...]:
+        """Return the tokens of an answer that the chat template renders, up to its end; none if it renders the prompt otherwise.
+
+        A server reports text, reasoning and calls that its parsers took apart; the template puts them together as it does for the next
+        turn, which is how the model learned to write them.
+        """
+        whole = msgspec.structs.replace(
+            request,
+            messages=(*request.messages, request.served_message),
+            template={**request.template, "add_generation_prompt": False},
+        )
+        prompt, rendered = self._language.chat_ids(request), self._language.chat_ids(whole)
+        if rendered[: len(prompt)] != prompt:
+            return ()
+        served = rendered[len(prompt) :]
+        end = next((place for place, token in enumerate(served) if token in self._language.end_ids), None)
+        if end is None:
+            return served
+        return served[: end if request.is_ended is False else end + 1]
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
         return self._language.text_ids(text, add_special_tokens=False)

@@ -39,6 +39,17 @@ try:
     from transformers.utils.logging import disable_progress_bar
 
     from quantdrift.models.runtimes.text.generate import answered, ending_ids, is_able
+    from quantdrift.models.runtimes.text.prefixes import (
+        LEAST_SHARED,
+        NO_PREFIX,
+        KeptPrefixes,
+        Prefix,
+        Tokens,
+        bytes_per_token,
+        joined,
+        layers_of,
+        waves,
+    )
 except ImportError as error:
     raise OperatorError(
         "runtime `transformers` needs the extra `text`: pip install 'quantdrift[text]'"
@@ -60,6 +71,7 @@ _TEMPLATE: Final = frozenset({"add_generation_prompt", "continue_final_message",
 _LOGITS_BYTES: Final = 512 * 2**20
 _TOKENS: Final = 16_384
 _POSITIONS: Final = 256
+_SAME: Final = 1e-4  # nats, of two ways to compute the same in FP32
 
 
 class TransformersLanguage:
@@ -110,8 +122,18 @@ class TransformersLanguage:
         self.longest = _longest(model.config)
         self._spellings: dict[int, bytes] = {}
         self.end_ids: tuple[int, ...] = ()
+        self.n_computed = 0
+        self._hidden: torch.Tensor | None = None
+        head = self._model.get_output_embeddings()
+        self.width = 0 if head is None else int(head.weight.shape[-1])
+        if request.embedding and head is not None:
+            head.register_forward_pre_hook(self._take_hidden)
+        self._prefixes = KeptPrefixes(request.model.generation.prefix_bytes)
+        self._token_bytes = 0
         with PrecisionRecorder() as recorder:
-            self._n_logits = self._logits([TokenRow(prompt=(0,), served=(0,))])[0].shape[-1]
+            self._n_logits = self._logits([_Part(row=TokenRow(prompt=(0,), served=(0,)))]).values.shape[-1]
+        if request.model.generation.prefix_bytes:
+            self._token_bytes = self._kept_bytes_per_token(folder)
         self.end_ids = ending_ids(model, request.model.generation.end_ids, self._n_logits)
         self.artefact = Artefact(
             path=reference.path,
@@ -174,12 +196,13 @@ class TransformersLanguage:
             raise replay_error(
                 f"a token id is not below the reference's {n_tokens}: candidate and reference have different tokenizers"
             )
-        # Rows of similar length together, so that little padding is computed.
-        order = sorted(range(len(rows)), key=lambda index: _length(rows[index]))
-        parts = self._parts([rows[index] for index in order])
-        scores = computed(lambda: list(chain.from_iterable(map(self._scored, parts))))
-        score_of_row = dict(zip(order, scores, strict=True))
-        return [score_of_row[index] for index in range(len(rows))]
+        scores: dict[int, Scores] = {}
+        for wave in self._waves(rows):
+            parts = {index: self._part(rows[index]) for index in wave}
+            # Rows of similar length together, so that little padding is computed.
+            order = sorted(wave, key=lambda index: parts[index].n_tokens)
+            scores |= zip(order, self._computed([parts[index] for index in order]), strict=True)
+        return [scores[index] for index in range(len(rows))]
 
     def answer(
         self,
@@ -219,53 +242,138 @@ class TransformersLanguage:
     def close(self) -> None:
         """Free the model, and the device memory that PyTorch caches."""
         self._model = None
+        self._prefixes.clear()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _parts(self, rows: Sequence[TokenRow]) -> Iterator[list[TokenRow]]:
-        """Yield rows to compute together: as many as fit the limits on tokens and on logits."""
-        part: list[TokenRow] = []
-        for row in rows:
-            more = [*part, row]
-            length = max(map(_length, more))
-            n_logits = len(more) * (_kept(more) if self._keeps else length) * self._n_logits
-            if part and (n_logits * 4 > _LOGITS_BYTES or len(more) * length > _TOKENS):
-                yield part
-                part = []
-            part.append(row)
-        if part:
-            yield part
+    def _computed(self, parts: Sequence["_Part"]) -> list[Scores]:
+        return computed(lambda: list(chain.from_iterable(map(self._scored, self._batches(parts)))))
 
-    def _scored(self, rows: Sequence[TokenRow]) -> Iterator[Scores]:
-        logits, first = self._logits(rows)
-        for index, row in enumerate(rows):
-            begin = len(row.prompt) - 1 - first
-            yield self._scores_of(row, logits[index, begin : begin + len(row.served)])
+    def _waves(self, rows: Sequence[TokenRow]) -> list[list[int]]:
+        """Return indices of rows in the order in which to compute them, so that a shared beginning is computed once."""
+        return waves([_read(row) for row in rows]) if self._token_bytes else [[*range(len(rows))]]
 
-    def _logits(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, int]:
-        """Return logits : (rows, positions, tokens), and the position of the first ones.
+    def _part(self, row: TokenRow) -> "_Part":
+        """Return a row without the beginning that need not be computed."""
+        if not self._token_bytes:
+            return _Part(row=row)
+        return _Part(row=row, prefix=self._prefixes.find(_read(row), len(row.prompt) - 1))
 
-        Rows are padded at their end. No token sees those after it, so the padding does not matter.
+    def _batches(self, parts: Sequence["_Part"]) -> Iterator[list["_Part"]]:
+        """Yield parts to compute together: as many as fit the limits on tokens, on logits and on what is kept of them."""
+        batch: list[_Part] = []
+        for part in parts:
+            more = [*batch, part]
+            length = max(one.n_tokens for one in more)
+            n_logits = len(more) * (_n_kept(more) if self._keeps else length) * self._n_logits
+            n_tokens = len(more) * (_n_shared(more) + length)
+            if batch and (
+                n_logits * 4 > _LOGITS_BYTES
+                or n_tokens > _TOKENS
+                or not self._prefixes.fits(n_tokens * self._token_bytes)
+            ):
+                yield batch
+                batch = []
+            batch.append(part)
+        if batch:
+            yield batch
+
+    def _scored(self, batch: Sequence["_Part"]) -> Iterator[Scores]:
+        logits = self._logits(batch)
+        self.n_computed += sum(part.n_tokens for part in batch)
+        for index, part in enumerate(batch):
+            begin = part.first - logits.first
+            scores = self._scores_of(part.row, logits.values[index, begin : begin + len(part.row.served)])
+            if logits.hidden is not None:
+                vector = logits.hidden[index, begin].float().cpu().numpy()
+                scores = msgspec.structs.replace(scores, vector=vector)
+            yield scores
+            if logits.cache is not None:
+                shared = _n_shared(batch)
+                layers = layers_of(logits.cache, index, shared - part.prefix.n_tokens, shared + part.n_tokens)
+                self._prefixes.keep(_read(part.row), layers)
+
+    def _logits(self, batch: Sequence["_Part"]) -> "_Logits":
+        """Return the logits of a batch.
+
+        Rows are padded at their end: no token sees those after it, so the padding does not matter. Their prefixes are padded at the
+        beginning, and masked there.
         """
-        length = max(_length(row) for row in rows)
-        ids = torch.zeros((len(rows), length), dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for index, row in enumerate(rows):
-            ids[index, : _length(row)] = torch.tensor((*row.prompt, *row.served[:-1]))
-            mask[index, : _length(row)] = 1
+        length, shared = max(part.n_tokens for part in batch), _n_shared(batch)
+        ids = torch.zeros((len(batch), length), dtype=torch.long)
+        mask = torch.zeros((len(batch), shared + length), dtype=torch.long)
+        positions = torch.zeros_like(ids)
+        for index, part in enumerate(batch):
+            n_before = part.prefix.n_tokens
+            ids[index, : part.n_tokens] = torch.tensor(_read(part.row)[n_before:])
+            mask[index, shared - n_before : shared + part.n_tokens] = 1
+            positions[index] = torch.arange(n_before, n_before + length)
         more: dict[str, Any] = {}
         first = 0
         if self._keeps:
-            first = min(len(row.prompt) for row in rows) - 1
+            first = min(part.first for part in batch)
             more["logits_to_keep"] = length - first
+        if shared:
+            more["past_key_values"] = joined([part.prefix for part in batch])
+            more["position_ids"] = positions.to(self._device)
+        is_kept = self._token_bytes > 0 and self._prefixes.fits(mask.numel() * self._token_bytes)
         with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
             output = self._model(
                 input_ids=ids.to(self._device),
                 attention_mask=mask.to(self._device),
-                use_cache=False,
+                use_cache=is_kept or shared > 0,
                 **more,
             )
-        return output.logits, first
+        hidden, self._hidden = self._hidden, None
+        return _Logits(
+            hidden=hidden,
+            values=output.logits,
+            first=first,
+            cache=output.past_key_values if is_kept else None,
+        )
+
+    def _kept_bytes_per_token(self, folder: Path) -> int:
+        """Return the bytes that are kept for a token, so that shared beginnings are computed once; 0: the model cannot.
+
+        It is tried, since nothing says so of a model: rows must have the same scores with beginnings that are kept as without.
+        """
+        rows = [TokenRow(prompt=tuple(range(n)), served=(n,)) for n in (2 * LEAST_SHARED, 3 * LEAST_SHARED)]
+        takes = inspect.signature(self._model.forward).parameters
+        longest = min(self.longest or _TOKENS, int(self._model.get_input_embeddings().num_embeddings))
+        if "position_ids" not in takes or "past_key_values" not in takes or longest <= 4 * LEAST_SHARED:
+            return 0
+        try:
+            with torch.inference_mode():
+                ids = torch.tensor([rows[1].prompt], device=self._device)
+                cache = self._model(input_ids=ids, use_cache=True).past_key_values
+                n_bytes = bytes_per_token(cache)
+                if not n_bytes:
+                    return 0
+                whole = [_Part(row=row) for row in rows]
+                layers = layers_of(cache, 0, 0, 3 * LEAST_SHARED)
+                shared = [
+                    _Part(row=row, prefix=Prefix(n_tokens=n, layers=layers))
+                    for row, n in zip(rows, (LEAST_SHARED, 2 * LEAST_SHARED + 5), strict=True)
+                ]
+                of_whole, of_shared = (self._last(batch) for batch in (whole, shared))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            _LOG.info("reference %s: no beginnings are shared (%s)", folder, error_text(error))
+            return 0
+        if not torch.allclose(of_whole, of_shared, rtol=0, atol=_SAME):
+            _LOG.info("reference %s: no beginnings are shared, since its scores would change", folder)
+            return 0
+        return n_bytes
+
+    def _take_hidden(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        """Keep what the head of the model gets, which is the last hidden state at the positions of the logits."""
+        self._hidden = given[0]
+
+    def _last(self, batch: Sequence["_Part"]) -> torch.Tensor:
+        """Return the log-probabilities at the last position of each row : (rows, tokens)."""
+        logits = self._logits(batch)
+        places = [part.n_tokens - 1 - logits.first for part in batch]
+        last = torch.stack([logits.values[index, place] for index, place in enumerate(places)])
+        return last.double().log_softmax(dim=-1)
 
     def _scores_of(self, row: TokenRow, logits: torch.Tensor) -> Scores:
         """Return the scores of the answer of `row` : (positions,), from `logits` : (positions, tokens)."""
@@ -335,13 +443,55 @@ def _around(logprobs: torch.Tensor, own: torch.Tensor, row: TokenRow) -> tuple[t
     return (p * (logprobs < own)).sum(dim=-1), (p * (logprobs == own)).sum(dim=-1)
 
 
-def _length(row: TokenRow) -> int:
-    """Return the number of tokens that the model reads: the last served one is not read, only scored."""
-    return len(row.prompt) + len(row.served) - 1
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A row, and the beginning of it that need not be computed."""
+
+    row: TokenRow
+    prefix: Prefix = NO_PREFIX
+
+    @property
+    def n_tokens(self) -> int:
+        """The tokens to compute: the last served one is not read, only scored."""
+        return len(self.row.prompt) + len(self.row.served) - 1 - self.prefix.n_tokens
+
+    @property
+    def first(self) -> int:
+        """The position of the first score, among those that are computed."""
+        return len(self.row.prompt) - 1 - self.prefix.n_tokens
 
 
-def _kept(rows: Sequence[TokenRow]) -> int:
-    return max(_length(row) for row in rows) - min(len(row.prompt) for row in rows) + 1
+class _Logits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model gave for a batch.
+
+    Parameters
+    ----------
+    values
+        (rows, positions, tokens).
+    first
+        The position of the first ones.
+    cache
+        Keys and values of all rows; None: they are not to be kept.
+    hidden
+        (rows, positions, width), what the logits were computed of; None: it is not asked for.
+    """
+
+    values: torch.Tensor
+    first: int
+    cache: Any = None
+    hidden: torch.Tensor | None = None
+
+
+def _read(row: TokenRow) -> Tokens:
+    """Return the tokens that the model reads."""
+    return (*row.prompt, *row.served[:-1])
+
+
+def _n_shared(batch: Sequence[_Part]) -> int:
+    return max(part.prefix.n_tokens for part in batch)
+
+
+def _n_kept(batch: Sequence[_Part]) -> int:
+    return max(part.n_tokens for part in batch) - min(part.first for part in batch)
 
 
 def _digest(folder: Path) -> str:
