@@ -47,6 +47,13 @@ _DATA: Final = {
     "quantdrift-models": 'INDENTdata: {{- include "quantdrift.models" . | nindent 2 }}\n',
 }
 _TRIGGERS: Final = """  triggers:
+  {{- if .Values.scaling.prometheus }}
+  - type: prometheus
+    metadata:
+      serverAddress: {{ .Values.scaling.prometheus | quote }}
+      query: sum(max by (model) (quantdrift_stream_waiting))
+      threshold: {{ .Values.scaling.lagThreshold | quote }}
+  {{- else }}
   {{- range $name, $text := include "quantdrift.models" . | fromYaml }}
   {{- range (fromToml $text).models }}
   - type: nats-jetstream
@@ -57,6 +64,7 @@ _TRIGGERS: Final = """  triggers:
       stream: STREAM
       consumer: {{ printf "shadow-%s" (.name | urlquery | replace "+" "%20" | replace "." "%2E") | quote }}
       lagThreshold: {{ $.Values.scaling.lagThreshold | quote }}
+  {{- end }}
   {{- end }}
   {{- end }}
 """

@@ -124,6 +124,18 @@ def test_what_a_user_chooses_is_in_the_pods(helm: Environment) -> None:
     ]
 
 
+def test_one_trigger_for_all_models_asks_prometheus(helm: Environment) -> None:
+    """A new model then needs no trigger; the query is the one that the tests of the rules ask."""
+    scaling = {"enabled": True, "prometheus": "http://prometheus.example:9090", "lagThreshold": "500"}
+    (resources,) = map(_by_identity, _rendered(helm, ROOT / CHART, {"scaling": scaling}))
+    (trigger,) = resources["ScaledObject", "quantdrift-shadow"]["spec"]["triggers"]
+    assert trigger["type"] == "prometheus"
+    query = trigger["metadata"].pop("query")
+    assert trigger["metadata"] == {"serverAddress": "http://prometheus.example:9090", "threshold": "500"}
+    assert query in (ROOT / "deploy/prometheus/tests/rules.yaml").read_text(encoding="utf-8")
+    assert query in (ROOT / "docs/how-to/kubernetes.md").read_text(encoding="utf-8")
+
+
 def test_values_of_init_render_the_pods_of_the_default(helm: Environment) -> None:
     """What `quantdrift init --kubernetes` writes changes the ConfigMaps, and what rolls pods when they change."""
     document = {"sidecar": {"backend": "127.0.0.1:8001"}, "models": [{"name": "digits"}]}
