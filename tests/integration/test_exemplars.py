@@ -20,7 +20,7 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import MIB, Budget, Capture, Config, Model, Reference, Slice
 from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.process.nats_server import ENCRYPTION, NatsServer, make_encryption
-from quantdrift.core.records import Exchange, ExemplarKind
+from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind, Tensor
 from quantdrift.core.sealing import is_sealed
 from quantdrift.core.stream import config as stream_config
 from quantdrift.core.stream.backlog import read_backlog
@@ -29,6 +29,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.exemplars import KeptExemplar, kept_exemplars
 from quantdrift.release.diagnose.exemplars import exemplars, opener, waiting
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper, Offer
+from quantdrift.show.page.exemplars import PageExemplars
 from tests.support.commands import invoked
 from tests.support.shadow.compared_exchanges import compared_of, item_of
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
@@ -386,3 +387,36 @@ async def test_without_exemplars_those_that_wait_can_be_read(config: Config) -> 
     nothing = [one async for one in exemplars(queue, "digits", "all", opened=opener(config.stream))]
     assert nothing == []
     await queue.close()
+
+
+async def test_the_page_draws_exemplars_that_are_images(config: Config) -> None:
+    """The most damaged one first, of this version alone; other kinds and other slices are not read."""
+    image = np.eye(16, dtype=np.float32)[np.newaxis]
+    tensor = Tensor(name="image", datatype="FP32", shape=image.shape, data=image.tobytes())
+    queue = await Queue.connect(config.stream, client_name="test")
+    ids = []
+    for divergence, version, kind in (
+        (0.1, "int8", ExemplarKind.DAMAGED),
+        (0.9, "int8", ExemplarKind.DAMAGED),
+        (0.5, "other", ExemplarKind.DAMAGED),
+        (0.0, "int8", ExemplarKind.RANDOM),
+    ):
+        exchange = msgspec.structs.replace(exchange_of(inputs_of(1)), inputs=(tensor,), version=version)
+        exemplar = Exemplar(
+            kind=kind,
+            slice="scanner=archive",
+            exchange=exchange,
+            items=(ExemplarItem(index=0, divergence=divergence),),
+            reference=(),
+            reference_digest="",
+            probability=None,
+            compared_at=exchange.captured_at,
+        )
+        await queue.publish_exemplar("digits", "scanner=archive", kind.value, exchange.id, encode(exemplar))
+        ids.append(exchange.id)
+    await queue.close()
+    page = PageExemplars(config.stream)
+    shown = await page.shown("digits", ["scanner=archive"], "int8", ExemplarKind.DAMAGED)
+    assert [picture.exchange_id for picture in shown.pictures] == [ids[1], ids[0]]
+    assert shown.tokens == []
+    assert not (await page.shown("digits", ["scanner=office"], "int8", ExemplarKind.DAMAGED)).pictures

@@ -109,7 +109,7 @@ class Web(Section, frozen=True, kw_only=True):
     exemplars: Annotated[
         bool,
         about(
-            "Show on the pages of incidents of generated text where exemplars left the FP32 model, WITH THE TEXT OF CLIENTS, to everybody who "
+            "Show on the pages of incidents and learned slices what exemplars are like, WITH TEXT AND IMAGES OF CLIENTS, to everybody who "
             "may read the page. It needs models.exemplars, and the key of a shadow at NATS."
         ),
     ] = False

@@ -6,6 +6,7 @@ from typing import Final
 from aiohttp import web
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import ExemplarKind
 from quantdrift.facts.incidents import changes_of
 from quantdrift.facts.words.cluster import sets_apart
 from quantdrift.facts.words.incident import (
@@ -15,6 +16,7 @@ from quantdrift.facts.words.incident import (
     standing_sentence,
     unknown_sentence,
 )
+from quantdrift.show.page.exemplars import ShownExemplars
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import (
     CONFIG,
@@ -82,9 +84,9 @@ async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) ->
         is_labelled = await has_labels(connection, incident)
         clusters = await described(connection, incident.version_id, incident.slice_ids)
     reader = request.app.get(EXEMPLARS)
-    tokens = (
-        [] if reader is None else await reader.worst(incident.model, incident.slices, (incident.version,))
-    )
+    kept = ShownExemplars()
+    if reader is not None:
+        kept = await reader.shown(incident.model, incident.slices, incident.version, ExemplarKind.DAMAGED)
     unknown = "" if is_labelled else unknown_sentence(incident)
     return render(
         request,
@@ -101,7 +103,7 @@ async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) ->
         unknown=unknown,
         wanted=labels_wanted(incident) if unknown else "",
         commands=commands_of_incident(incident),
-        tokens=tokens,
+        kept=kept,
         changes=changes_of(incident) if who_may_act(request) else (),
         longest_reason=LONGEST_REASON,
         refused=refused,

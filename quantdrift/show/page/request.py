@@ -14,7 +14,7 @@ from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.facts.status import Serving
 from quantdrift.show.page.access import FORM_MARK, PERSON, Person
-from quantdrift.show.page.exemplars import TextExemplars
+from quantdrift.show.page.exemplars import PageExemplars
 from quantdrift.show.page.guard import form_problem
 from quantdrift.show.page.rendering import render
 from quantdrift.storage.database import Database
@@ -24,8 +24,8 @@ from quantdrift.storage.versions import VersionNow
 
 CONFIG: Final = web.AppKey("config", Config)
 DATABASE: Final = web.AppKey("database", Database)
-EXEMPLARS: Final = web.AppKey("exemplars", TextExemplars)
-"""Reads texts of clients; missing unless `web.exemplars` asks for them."""
+EXEMPLARS: Final = web.AppKey("exemplars", PageExemplars)
+"""Reads texts and images of clients; missing unless `web.exemplars` asks for them."""
 _ActionT = TypeVar("_ActionT", bound=StrEnum)
 OPERATOR: Final = web.AppKey("operator", Database)
 """With the rights of an operator; missing where the page only reads."""

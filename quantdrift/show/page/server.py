@@ -23,7 +23,7 @@ from quantdrift.show.page.alert import act_on_alert, alert_page, alerts
 from quantdrift.show.page.api import api_routes
 from quantdrift.show.page.compare import compare
 from quantdrift.show.page.events import FEED, Feed, events
-from quantdrift.show.page.exemplars import TextExemplars
+from quantdrift.show.page.exemplars import PageExemplars
 from quantdrift.show.page.guard import form_problem, guard, secure
 from quantdrift.show.page.incident import act_on_incident, incident_page, incidents
 from quantdrift.show.page.labels import LABELS, STATEMENT_S, LabelStore
@@ -87,7 +87,7 @@ def application(config: Config, secrets: Secrets, database: Database) -> web.App
     app[DATABASE] = database
     app[FEED] = Feed(database)
     if config.web.exemplars:
-        app[EXEMPLARS] = TextExemplars(config.stream)
+        app[EXEMPLARS] = PageExemplars(config.stream)
     if secrets.operator_dsn_file:
         app[OPERATOR] = Database(
             secrets.operator_dsn, pool_size=_OPERATOR_POOL_SIZE, statement_timeout_s=_STATEMENT_S

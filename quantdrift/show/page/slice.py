@@ -9,7 +9,7 @@ from aiohttp import web
 from markupsafe import Markup
 
 from quantdrift.core.config.schema import Budget
-from quantdrift.core.records import Metric
+from quantdrift.core.records import ExemplarKind, Metric
 from quantdrift.core.signals import DetectorKind, Signal, named_signals, signal_of
 from quantdrift.core.text import plain
 from quantdrift.facts.words.cluster import sets_apart
@@ -17,9 +17,10 @@ from quantdrift.facts.words.ending import serves_no_more
 from quantdrift.facts.words.happened import happened
 from quantdrift.report.labels import labelled
 from quantdrift.show import charts
+from quantdrift.show.page.exemplars import ShownExemplars
 from quantdrift.show.page.notebook import Chosen, notebook
 from quantdrift.show.page.rendering import render
-from quantdrift.show.page.request import CONFIG, DATABASE, address, query_text, serving_of
+from quantdrift.show.page.request import CONFIG, DATABASE, EXEMPLARS, address, query_text, serving_of
 from quantdrift.show.page.slice_history import ShownPeriod, history, history_sql, named_history
 from quantdrift.show.trends import Plot, plot
 from quantdrift.storage import queries
@@ -140,6 +141,9 @@ async def slice_page(request: web.Request) -> web.Response:
         truth = await outcome_of_slice(connection, *ids, begin, end) if singles.begin else None
         named = [signal for signal in named_signals() if signal.is_asked(DetectorKind.BUDGET, budget)]
         buckets = await named_history(connection, ids, period, named) if named else []
+    kept, reader = ShownExemplars(), request.app.get(EXEMPLARS)
+    if cluster and reader is not None:
+        kept = await reader.shown(version.model, [entry.slice], version.version, ExemplarKind.RANDOM)
     events = [*happenings, *_of_alerts(chosen.alerts, begin, end)]
     name = "all traffic" if entry.predicate == "true" else entry.slice
     levels = {metric: baseline.level for metric, baseline in baselines.items()}
@@ -188,6 +192,7 @@ async def slice_page(request: web.Request) -> web.Response:
         name=name,
         inputs=sets_apart(cluster) if cluster else "",
         typical=cluster["medoids"] if cluster else [],
+        pictures=kept.pictures,
         span=period.span,
         spans=_SPANS,
         traffic=traffic.get(entry.slice_id),
