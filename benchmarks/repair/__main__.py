@@ -1,6 +1,6 @@
 """From alert to fix: faults that are injected into a quantised network, and whether `quantdrift diagnose` names them.
 
-    python -m benchmarks.repair [--quick] [--part PART]...
+    python -m benchmarks.repair [--quick] [--part PART]... [--jobs N]
 
 A residual network of 32 sites is quantised by ONNX Runtime. At one site a scale, a zero point, a channel or the rounding is
 spoiled until at least 5 % of the answers change. Then, as `quantdrift diagnose` does it, with 32 changed and 32 other pages:
@@ -25,40 +25,24 @@ spoiled until at least 5 % of the answers change. Then, as `quantdrift diagnose`
 """
 
 import argparse
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import click
 import msgspec
 import numpy as np
 
+from benchmarks.repair.cases import Cases
 from benchmarks.repair.demo import Reader
-from benchmarks.repair.faults import Fault, Patient
 from benchmarks.repair.gates import gate_figures
 from benchmarks.repair.kinds import QUICK as QUICK_KINDS
 from benchmarks.repair.kinds import Kinds, kind_figures
-from benchmarks.repair.network import INPUT, OUTPUT, drawn, pages, quantise, write
-from benchmarks.repair.peers import best_group, groups, ratios
+from benchmarks.repair.peers import groups
+from benchmarks.repair.residual import N_PAGES, decoy_of, is_accused, pair, residual, single, single_digits
 from benchmarks.repair.strangers import QUICK as QUICK_STRANGERS
 from benchmarks.repair.strangers import Strangers, stranger_figures
 from benchmarks.result import Goal, finish
-from quantdrift.core.config.schema import OutputKind
-from quantdrift.facts.diagnosis import Diagnosis, DiagnosisVerdict
-from quantdrift.models.comparators.classes.classification import ClassificationComparator
-from quantdrift.models.comparators.protocol import Divergences
-from quantdrift.models.tensors.arrays import Outputs
-from quantdrift.release.diagnose.blame import diagnose
-from quantdrift.release.sites import SwitchableCopy
-
-N_PAGES: Final = 2_000
-BUDGET: Final = 0.01
-_POOL: Final = 40_000
-_SLICES: Final = 50
-_COMPARATOR: Final = ClassificationComparator(OutputKind.LOGITS, 3)
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,139 +57,43 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 QUICK: Final = Scale(single=4, decoy=1, pairs=2, healthy=3)
 
 
-def compare(candidate: Outputs, reference: Outputs) -> Divergences:
-    """Compare logits."""
-    return _COMPARATOR.compare(candidate[OUTPUT], reference[OUTPUT])
-
-
-def found_in(patient: Patient, faults: Sequence[Fault], seed: int) -> Diagnosis:
-    """Return the diagnosis of the candidate with some faults."""
-    copy = SwitchableCopy(patient.write(faults), patient.reference)
-    return diagnose(copy, compare, {INPUT: patient.images}, budget=BUDGET, seed=seed)
-
-
-def first_by_error(patient: Patient, faults: Sequence[Fault]) -> bool:
-    """Return whether ONNX Runtime's debugger ranks the first fault's site above all others of its kind, activations or weights."""
-    copy = SwitchableCopy(patient.write(faults), patient.reference)
-    found = ratios(copy, {INPUT: patient.images[:64]}, patient.sites[faults[0].site].kind)
-    return min(found, key=lambda name: found[name]) == faults[0].site
-
-
-def in_best_group(patient: Patient, faults: Sequence[Fault]) -> bool | None:
-    """Return whether the first fault's site is in the group that NNCF would put into FP32 first; None where NNCF is not installed."""
-    copy = SwitchableCopy(patient.write(faults), patient.reference)
-    group = best_group(copy, {INPUT: patient.images}, OUTPUT)
-    return None if group is None else faults[0].site in {copy.sites[number].name for number in group}
-
-
-def _healthy(patient: Patient, seed: int) -> Diagnosis:
-    """Return the diagnosis of the worst of some random slices of the sound candidate."""
-    rng = np.random.default_rng(seed)
-    pool = drawn(pages().held_out, _POOL, rng)
-    copy = patient.copy
-    flips = compare(copy.served({INPUT: pool}), copy.expected({INPUT: pool})).flip
-    slices = np.array_split(rng.permutation(_POOL), _SLICES)
-    worst = max(slices, key=lambda rows: float(np.nansum(flips[rows])))
-    return diagnose(copy, compare, {INPUT: pool[worst]}, budget=0.0, seed=seed)
-
-
-def _each(label: str, n: int) -> Iterator[int]:
-    with click.progressbar(range(n), label=label, file=sys.stderr) as bar:
-        yield from bar
-
-
-def _patient(folder: Path) -> Patient:
-    reference, candidate = folder / "fp32.onnx", folder / "int8.onnx"
-    write(reference, pages(), 1)
-    quantise(reference, candidate, pages().learnable)
-    images = drawn(pages().held_out, N_PAGES, np.random.default_rng(2))
-    return Patient(reference, candidate, images, folder)
-
-
-class _Found(msgspec.Struct, kw_only=True):
-    """Diagnoses of one fault each: whether it is first, for others too, and how long they took."""
-
-    first: list[bool] = []
-    by_error: list[bool] = []
-    by_group: list[bool | None] = []
-    seconds: list[float] = []
-
-    def add(self, patient: Patient, faults: Sequence[Fault], seed: int) -> None:
-        """Diagnose the candidate with some faults, of which the first does the damage; say on standard error what is missed."""
-        begin = time.monotonic()
-        blamed = found_in(patient, faults, seed).blamed
-        self.seconds.append(time.monotonic() - begin)
-        self.first.append(bool(blamed) and blamed[0].site == faults[0].site)
-        self.by_error.append(first_by_error(patient, faults))
-        self.by_group.append(in_best_group(patient, faults))
-        if not self.first[-1]:
-            print(f"missed, seed {seed}: {faults}, named {[site.site for site in blamed]}", file=sys.stderr)
-
-
-def _single(patient: Patient, n: int, label: str) -> _Found:
-    found = _Found()
-    for seed in _each(label, n):
-        found.add(patient, [patient.draw(np.random.default_rng(seed))], seed)
-    return found
-
-
-def _digits(scale: Scale, folder: Path) -> dict[str, float]:
-    reader = Reader(folder)
-    single = _single(reader.patient(N_PAGES), scale.single, "one fault in the demo's network")
-    return {"culprit_first_digits": float(np.mean(single.first)), **reader.command(N_PAGES)}
-
-
-def _one_fault(scale: Scale, folder: Path) -> dict[str, float]:
-    patient = _patient(folder)
-    single = _single(patient, scale.single, "one fault")
+def _digits(scale: Scale, cases: Cases) -> dict[str, float]:
+    reader = Reader(cases.folder / "models")
+    numbers = [(reader.models, seed) for seed in range(scale.single)]
+    found = cases.each("one fault in the demo's network", single_digits, numbers)
     return {
-        "sites": float(len(patient.sites)),
-        "nncf_groups": float(len(groups(patient.copy.sites))),
-        "culprit_first": float(np.mean(single.first)),
-        "residual_s": float(np.median(single.seconds)),
-        **_shares(ort_first=single.by_error, nncf_first=single.by_group),
+        "culprit_first_digits": float(np.mean([one.first for one in found])),
+        **reader.command(N_PAGES, cases.folder),
     }
 
 
-def _decoys(scale: Scale, folder: Path) -> dict[str, float]:
-    patient = _patient(folder)
-    found = _Found()
-    seed = 10_000
-    for _ in _each("beside a decoy", scale.decoy):
-        decoy = None
-        while decoy is None:
-            seed += 1
-            rng = np.random.default_rng(seed)
-            fault = patient.draw(rng)
-            decoy = patient.decoy(fault, rng)
-        found.add(patient, [fault, decoy], seed)
+def _one_fault(scale: Scale, cases: Cases) -> dict[str, float]:
+    found = cases.each("one fault", single, range(scale.single))
+    patient = residual(cases.folder)
+    return {
+        "sites": float(len(patient.sites)),
+        "nncf_groups": float(len(groups(patient.copy.sites))),
+        "culprit_first": float(np.mean([one.first for one in found])),
+        "residual_s": float(np.median([one.seconds for one in found])),
+        **_shares(ort_first=[one.by_error for one in found], nncf_first=[one.by_group for one in found]),
+    }
+
+
+def _decoys(scale: Scale, cases: Cases) -> dict[str, float]:
+    found = cases.each("beside a decoy", decoy_of, range(scale.decoy))
     return _shares(
-        culprit_first_decoy=found.first, ort_first_decoy=found.by_error, nncf_first_decoy=found.by_group
+        culprit_first_decoy=[one.first for one in found],
+        ort_first_decoy=[one.by_error for one in found],
+        nncf_first_decoy=[one.by_group for one in found],
     )
 
 
-def _pairs(scale: Scale, folder: Path) -> dict[str, float]:
-    patient = _patient(folder)
-    both = []
-    for seed in _each("two faults", scale.pairs):
-        rng = np.random.default_rng(20_000 + seed)
-        one = patient.draw(rng)
-        other = patient.draw(rng, besides=[one.site])
-        found = found_in(patient, [one, other], seed)
-        both.append({site.site for site in found.blamed[:2]} == {one.site, other.site})
-        if not both[-1]:
-            named = [site.site for site in found.blamed]
-            print(f"missed, seed {20_000 + seed}: {one}, {other}, named {named}", file=sys.stderr)
-    return _shares(both_of_two=both)
+def _pairs(scale: Scale, cases: Cases) -> dict[str, float]:
+    return _shares(both_of_two=cases.each("two faults", pair, range(scale.pairs)))
 
 
-def _sound(scale: Scale, folder: Path) -> dict[str, float]:
-    patient = _patient(folder)
-    accused = [
-        _healthy(patient, 30_000 + seed).verdict is DiagnosisVerdict.NAMED
-        for seed in _each("nothing wrong", scale.healthy)
-    ]
-    return _shares(healthy_accused=accused)
+def _sound(scale: Scale, cases: Cases) -> dict[str, float]:
+    return _shares(healthy_accused=cases.each("nothing wrong", is_accused, range(scale.healthy)))
 
 
 def _shares(**found: Sequence[bool | None]) -> dict[str, float]:
@@ -214,8 +102,8 @@ def _shares(**found: Sequence[bool | None]) -> dict[str, float]:
     return {name: float(np.mean(given)) for name, given in known.items() if given}
 
 
-def _transformer(scale: Scale, folder: Path) -> dict[str, float]:
-    del folder
+def _transformer(scale: Scale, cases: Cases) -> dict[str, float]:
+    del cases
     if scale is QUICK:
         return {}
     from benchmarks.repair.transformer import transformer_figures  # noqa: PLC0415 - torch takes seconds
@@ -223,20 +111,20 @@ def _transformer(scale: Scale, folder: Path) -> dict[str, float]:
     return transformer_figures()
 
 
-def _strangers(scale: Scale, folder: Path) -> dict[str, float]:
-    return stranger_figures(QUICK_STRANGERS if scale is QUICK else Strangers(), folder)
+def _strangers(scale: Scale, cases: Cases) -> dict[str, float]:
+    return stranger_figures(QUICK_STRANGERS if scale is QUICK else Strangers(), cases)
 
 
-def _kinds(scale: Scale, folder: Path) -> dict[str, float]:
-    return kind_figures(QUICK_KINDS if scale is QUICK else Kinds(), folder)
+def _kinds(scale: Scale, cases: Cases) -> dict[str, float]:
+    return kind_figures(QUICK_KINDS if scale is QUICK else Kinds(), cases)
 
 
-def _gates(scale: Scale, folder: Path) -> dict[str, float]:
-    del folder
+def _gates(scale: Scale, cases: Cases) -> dict[str, float]:
+    del cases
     return {goal.name: float(goal.value) for goal in gate_figures(quick=scale is QUICK).goals()}
 
 
-PARTS: Final[dict[str, Callable[[Scale, Path], dict[str, float]]]] = {
+PARTS: Final[dict[str, Callable[[Scale, Cases], dict[str, float]]]] = {
     "digits": _digits,
     "single": _one_fault,
     "decoys": _decoys,
@@ -256,11 +144,17 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="some minutes: fewer faults, no transformer")
     parser.add_argument("--part", action="append", choices=PARTS, help="this part alone; may be repeated")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="processes that compute cases; seconds that are measured beside others mean nothing",
+    )
     given = parser.parse_args()
     figures = dict[str, float]()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Cases(Path(folder), given.jobs) as cases:
         for part in given.part or PARTS:
-            found = PARTS[part](QUICK if given.quick else Scale(), Path(folder))
+            found = PARTS[part](QUICK if given.quick else Scale(), cases)
             for name, value in found.items():
                 print(f"{name:22} {value:.3g}", flush=True)
             figures |= found

@@ -20,30 +20,28 @@ _LIMIT_S: Final = 600
 
 
 class Reader:
-    """The demo's models, made once in a folder."""
+    """The demo's models in a folder, which are made if they are not there."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, models: Path) -> None:
+        self.models = models
         build = [sys.executable, "-m", "quantdrift.demo.model", "--seed", str(_SEED)]
-        models = folder / "models"
-        subprocess.run(
-            [*build, "--out", str(models)], check=True, timeout=_LIMIT_S, stdout=subprocess.DEVNULL
-        )
+        if not models.exists():
+            subprocess.run(
+                [*build, "--out", str(models)], check=True, timeout=_LIMIT_S, stdout=subprocess.DEVNULL
+            )
         self._reference, self._candidate = models / REFERENCE, models / CANDIDATE
         _, self._scans = Scans.bundled()
         self._rng = np.random.default_rng(_SEED)
 
-    def patient(self, n_pages: int) -> Patient:
-        """Return it for faults, with pages of the scanners that it was calibrated with."""
+    def patient(self, n_pages: int, folder: Path) -> Patient:
+        """Return it for faults, which are written into a folder, with pages of the scanners that it was calibrated with."""
         each = n_pages // len(CALIBRATED_ON)
         images = [self._scans.draw(scanner, each, self._rng)[0] for scanner in CALIBRATED_ON]
-        return Patient(
-            self._reference, self._candidate, np.concatenate(images).astype(np.float32), self._folder
-        )
+        return Patient(self._reference, self._candidate, np.concatenate(images).astype(np.float32), folder)
 
-    def command(self, n_pages: int) -> dict[str, float]:
+    def command(self, n_pages: int, folder: Path) -> dict[str, float]:
         """Run `quantdrift diagnose` on pages of the archive, on one core; return its seconds and what it restores."""
-        recording = self._folder / "recorded.npz"
+        recording = folder / "recorded.npz"
         pages = {scanner: self._scans.draw(scanner, n_pages, self._rng)[0] for scanner in Scanner}
         np.savez(
             recording,
@@ -51,7 +49,7 @@ class Reader:
             scanner=np.repeat([scanner.value for scanner in pages], n_pages),
             **{INPUT: np.concatenate([*pages.values()]).astype(np.float32)},
         )
-        config = self._folder / "config.toml"
+        config = folder / "config.toml"
         config.write_text(CONFIG.read_text(encoding="utf-8"), encoding="utf-8")
         program = "from quantdrift.__main__ import main; main()"
         asked = [

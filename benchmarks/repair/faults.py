@@ -8,13 +8,20 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.random import Generator
 from onnx import numpy_helper
 
 from benchmarks.repair.network import INPUT, OUTPUT, Images
 from quantdrift.release.diagnose.probes import use_of
-from quantdrift.release.sites import Graph, ReferenceWeights, Site, SiteKind, SwitchableCopy, placed
+from quantdrift.release.sites import (
+    Graph,
+    ReferenceWeights,
+    Site,
+    SiteKind,
+    SwitchableCopy,
+    placed,
+    session_of,
+)
 
 FIRES: Final = 0.05
 """Share of flips from which a fault counts."""
@@ -94,9 +101,7 @@ class Patient:
 
     def flips(self, faults: Iterable[Fault]) -> float:
         """Return the share of pages on which the candidate with some faults decides otherwise than the reference."""
-        session = onnxruntime.InferenceSession(
-            self._with(faults).SerializeToString(), providers=["CPUExecutionProvider"]
-        )
+        session = session_of(self._with(faults).SerializeToString(), "the faulty candidate", 1)
         (logits,) = session.run([OUTPUT], {INPUT: self.images})
         return float((logits.argmax(axis=1) != self._truth).mean())
 

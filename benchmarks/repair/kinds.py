@@ -6,7 +6,9 @@
 """
 
 import contextlib
+import functools
 import io
+import itertools
 import logging
 import sys
 from collections.abc import Callable
@@ -19,6 +21,7 @@ import onnx
 from numpy.random import Generator
 from onnx import helper, numpy_helper
 
+from benchmarks.repair.cases import Cases
 from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, write
 from benchmarks.repair.shapes import Shape, write_shape
 from quantdrift.core.config.schema import OutputKind
@@ -105,41 +108,53 @@ _COARSE: Final = frozenset({"blocks_of_4_bits"})
 """Forms whose rounding alone changes some 4 % of the answers of these networks: there is no sound candidate."""
 
 
-def kind_figures(scale: Kinds, folder: Path) -> dict[str, float]:
+def kind_figures(scale: Kinds, cases: Cases) -> dict[str, float]:
     """Return the figures."""
-    figures = dict[str, float]()
-    every, accused, refused = list[bool](), list[bool](), list[bool]()
-    for form, (quantise, networks) in FORMS.items():
-        first = list[bool]()
-        for network in networks:
-            reference, candidate = folder / f"{network}.onnx", folder / f"{network}-{form}.onnx"
-            if not reference.exists():
-                _write(network, reference)
-            quantise(reference, candidate)
-            for seed in range(0 if form in _COARSE else scale.sound):
-                found = _sound(candidate, reference, seed)
-                refused.append(found is None)
-                accused.append(bool(found))
-            for seed in range(scale.faults):
-                rng = np.random.default_rng(seed)
-                images = drawn(pages().held_out, _PAGES, rng)
-                site, fault = inject(candidate, reference, images, rng, folder / "faulty.onnx")
-                named = _named(folder / "faulty.onnx", folder / "faulty-reference.onnx", images, seed)
-                refused.append(named is None)
-                first.append(bool(named) and named is not None and named[0] == site)
-                if not first[-1]:
-                    print(
-                        f"missed, {form} of the {network}, seed {seed}: {fault}, named {named}",
-                        file=sys.stderr,
-                    )
-        figures[f"culprit_first_{form}"] = float(np.mean(first))
-        every += first
+    numbers = [
+        (form, network, is_faulty, seed)
+        for form, (_, networks) in FORMS.items()
+        for network in networks
+        for is_faulty, n in ((False, 0 if form in _COARSE else scale.sound), (True, scale.faults))
+        for seed in range(n)
+    ]
+    results = cases.each("other forms", _kind, numbers)
+    judged = list(zip(numbers, results, strict=True))
+    first: dict[str, list[bool]] = {form: [] for form in FORMS}
+    for (form, _, is_faulty, _), (site, named) in judged:
+        if is_faulty:
+            first[form].append(bool(named) and named is not None and named[0] == site)
     return {
-        **figures,
-        "culprit_first_kinds": float(np.mean(every)),
-        "accused_kinds": float(np.mean(accused)),
-        "refused_kinds": float(np.mean(refused)),
+        **{f"culprit_first_{form}": float(np.mean(each)) for form, each in first.items()},
+        "culprit_first_kinds": float(np.mean([*itertools.chain(*first.values())])),
+        "accused_kinds": float(
+            np.mean([bool(named) for (*_, is_faulty, _), (_, named) in judged if not is_faulty])
+        ),
+        "refused_kinds": float(np.mean([named is None for _, (_, named) in judged])),
     }
+
+
+def _kind(folder: Path, case: tuple[str, str, bool, int]) -> tuple[str, list[str] | None]:
+    """Return the faulty site, empty without one, and the sites that are named; None: the candidate is refused."""
+    form, network, is_faulty, seed = case
+    reference, candidate = _quantised(folder, form, network)
+    if not is_faulty:
+        return "", _sound(candidate, reference, seed)
+    rng = np.random.default_rng(seed)
+    images = drawn(pages().held_out, _PAGES, rng)
+    site, fault = inject(candidate, reference, images, rng, folder / "faulty.onnx")
+    named = _named(folder / "faulty.onnx", folder / "faulty-reference.onnx", images, seed)
+    if not named or named[0] != site:
+        print(f"missed, {form} of the {network}, seed {seed}: {fault}, named {named}", file=sys.stderr)
+    return site, named
+
+
+@functools.cache
+def _quantised(folder: Path, form: str, network: str) -> tuple[Path, Path]:
+    """Write a network and its candidate, once in each process."""
+    reference, candidate = folder / f"{network}.onnx", folder / f"{network}-{form}.onnx"
+    _write(network, reference)
+    FORMS[form][0](reference, candidate)
+    return reference, candidate
 
 
 def inject(candidate: Path, reference: Path, images: Images, rng: Generator, faulty: Path) -> tuple[str, str]:

@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 from numpy.random import Generator
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.repair.network import INPUT, OUTPUT, Images, Pages, ridge
+from quantdrift.release.sites import session_of
 
 _OPSET: Final = 17
 _TOKENS: Final = 16  # patches of 2 x 2
@@ -170,6 +170,6 @@ def _computed(model: Any, output: str, images: Images) -> Images:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "body.onnx"
         onnx.save(model, path)
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = session_of(str(path), str(path), 1)
         found: Images = session.run([output], {INPUT: images})[0]
     return found

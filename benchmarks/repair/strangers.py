@@ -10,9 +10,11 @@
   of two others: share that passes. `routed_false_pass`: the same with as many flips in the slice as the budget allows.
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,7 @@ import onnx
 from numpy.random import Generator
 from onnx import numpy_helper
 
+from benchmarks.repair.cases import Cases
 from benchmarks.repair.faults import Patient
 from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, quantise, write
 from benchmarks.repair.shapes import Shape, write_shape
@@ -65,45 +68,78 @@ class Strangers(msgspec.Struct, frozen=True, kw_only=True):
 QUICK: Final = Strangers(faults=2, checkpoints=1, hidden=3, copies=3)
 
 
-def stranger_figures(scale: Strangers, folder: Path) -> dict[str, float]:
+def stranger_figures(scale: Strangers, cases: Cases) -> dict[str, float]:
     """Return the figures."""
-    return {**_shapes(scale, folder), **_moved(scale.hidden, folder), **_routed(scale.copies, folder)}
+    return {**_shapes(scale, cases), **_moved(scale.hidden, cases), **_routed(scale.copies, cases)}
 
 
-def _shapes(scale: Strangers, folder: Path) -> dict[str, float]:
-    refused, first, false = list[bool](), list[bool](), list[bool]()
-    for shape in Shape:
-        reference, candidate = folder / f"{shape}.onnx", folder / f"{shape}-int8.onnx"
-        write_shape(shape, reference, pages())
-        for form in ({"per_channel": False}, {}):
-            quantise(reference, candidate, pages().learnable, **form)
-            named = _named(candidate, reference, seed=1)
-            refused.append(named is None)
-            if named is None:
-                print(f"refused: the sound {shape}, {form}", file=sys.stderr)
-        images = drawn(pages().held_out, _PAGES, np.random.default_rng(2))
-        patient = Patient(reference, candidate, images, folder)
-        for seed in range(scale.faults):
-            fault = patient.draw(np.random.default_rng(seed))
-            named = _named(patient.write([fault]), reference, seed=seed)
-            refused.append(named is None)
-            site = named[0] if named else None
-            first.append(site == fault.site)
-            false.append(site not in {None, fault.site})
-            if not first[-1]:
-                print(f"missed in the {shape}, seed {seed}: {fault}, named {named}", file=sys.stderr)
-        for seed in range(scale.checkpoints):
-            earlier = _earlier(reference, folder / "earlier.onnx", np.random.default_rng(seed))
-            quantise(earlier, folder / "stale.onnx", pages().learnable)
-            named = _named(folder / "stale.onnx", reference, seed=seed)
-            false.append(bool(named))
-            if named:
-                print(f"another checkpoint of the {shape}, seed {seed}, named {named}", file=sys.stderr)
+class _Given(StrEnum):
+    """What a candidate of a shape is."""
+
+    DEFAULT = "made by the defaults"
+    PER_TENSOR = "with one scale for each weight"
+    FAULTY = "with a fault"
+    EARLIER = "of another checkpoint"
+
+
+def _shapes(scale: Strangers, cases: Cases) -> dict[str, float]:
+    numbers = [
+        (shape, given, seed)
+        for shape in Shape
+        for given, n in (
+            (_Given.PER_TENSOR, 1),
+            (_Given.DEFAULT, 1),
+            (_Given.FAULTY, scale.faults),
+            (_Given.EARLIER, scale.checkpoints),
+        )
+        for seed in range(n)
+    ]
+    results = cases.each("networks that nobody chose", _shape, numbers)
+    judged = [(given, site, named) for (_, given, _), (site, named) in zip(numbers, results, strict=True)]
+    faulty = [(site, named[0] if named else None) for given, site, named in judged if given is _Given.FAULTY]
     return {
-        "refused_ordinary": float(np.mean(refused)),
-        "culprit_first_shapes": float(np.mean(first)),
-        "false_cause": float(np.mean(false)),
+        "refused_ordinary": float(
+            np.mean([named is None for given, _, named in judged if given is not _Given.EARLIER])
+        ),
+        "culprit_first_shapes": float(np.mean([site == first for site, first in faulty])),
+        "false_cause": float(
+            np.mean(
+                [first not in {None, site} for site, first in faulty]
+                + [bool(named) for given, _, named in judged if given is _Given.EARLIER]
+            )
+        ),
     }
+
+
+def _shape(folder: Path, case: tuple[Shape, _Given, int]) -> tuple[str, list[str] | None]:
+    """Return the faulty site, empty without one, and the sites that are named; None: the candidate is refused."""
+    shape, given, seed = case
+    patient = _shaped(folder, shape)
+    if given is _Given.FAULTY:
+        fault = patient.draw(np.random.default_rng(seed))
+        named = _named(patient.write([fault]), patient.reference, seed=seed)
+        if not named or named[0] != fault.site:
+            print(f"missed in the {shape}, seed {seed}: {fault}, named {named}", file=sys.stderr)
+        return fault.site, named
+    candidate, of = folder / "other.onnx", patient.reference
+    if given is _Given.EARLIER:
+        of = _earlier(patient.reference, folder / "earlier.onnx", np.random.default_rng(seed))
+    quantise(of, candidate, pages().learnable, per_channel=given is not _Given.PER_TENSOR)
+    named = _named(candidate, patient.reference, seed=seed if given is _Given.EARLIER else 1)
+    if given is _Given.EARLIER and named:
+        print(f"another checkpoint of the {shape}, seed {seed}, named {named}", file=sys.stderr)
+    if given is not _Given.EARLIER and named is None:
+        print(f"refused: the sound {shape}, {given}", file=sys.stderr)
+    return "", named
+
+
+@functools.cache
+def _shaped(folder: Path, shape: Shape) -> Patient:
+    """Write a network and its candidate by the defaults, once in each process."""
+    reference, candidate = folder / f"{shape}.onnx", folder / f"{shape}-int8.onnx"
+    write_shape(shape, reference, pages())
+    quantise(reference, candidate, pages().learnable)
+    return Patient(reference, candidate, drawn(pages().held_out, _PAGES, np.random.default_rng(2)), folder)
 
 
 def _named(candidate: Path, reference: Path, *, seed: int) -> list[str] | None:
@@ -181,33 +217,38 @@ def _case(
     return _Case(copy=copy, bench=bench, repair=built[0] if built else None)
 
 
-def _moved(n: int, folder: Path) -> dict[str, float]:
+def _moved(n: int, cases: Cases) -> dict[str, float]:
+    unsaid = [one for one in cases.each("new ranges", _moves, range(n)) if one is not None]
+    return {
+        "moved_damage": float(len(unsaid)),
+        "moved_damage_unsaid": float(np.mean(unsaid)) if unsaid else 0.0,
+    }
+
+
+def _moves(folder: Path, seed: int) -> bool | None:
+    """Return whether new ranges move damage and the table does not say so; None: they move none."""
     reference, _ = _residual(folder)
     wide = folder / "wide.onnx"
     learnable = pages().learnable[:128]
     quantise(
         reference, wide, np.concatenate([learnable, _GLARING * learnable])
     )  # ranges that hold the hidden group
-    unsaid = list[bool]()
-    for seed in range(n):
-        rng = np.random.default_rng(40 + seed)
-        images = drawn(pages().held_out, 12_000, rng)
-        images[rng.random(len(images)) < _HIDDEN[seed % len(_HIDDEN)]] *= _GLARING
-        case = _case(wide, reference, images, ["plain"] * len(images), kind=RepairKind.RECALIBRATE, seed=seed)
-        if case.repair is None:
-            continue
-        hidden = _GLARING * drawn(pages().held_out, 400, rng)
-        before, after = (_flips(case.copy, model, hidden) for model in (b"", case.repair.model))
-        if after.mean() - before.mean() > 0.1:
-            (measured,) = _measured(case)
-            shown = any(change.after > change.before for change in measured.cut.values())
-            unsaid.append(measured.result is not RepairOutcome.MOVES and not shown)
-            if unsaid[-1]:
-                print(f"moved unsaid, seed {seed}: {before.mean()} to {after.mean()}", file=sys.stderr)
-    return {
-        "moved_damage": float(len(unsaid)),
-        "moved_damage_unsaid": float(np.mean(unsaid)) if unsaid else 0.0,
-    }
+    rng = np.random.default_rng(40 + seed)
+    images = drawn(pages().held_out, 12_000, rng)
+    images[rng.random(len(images)) < _HIDDEN[seed % len(_HIDDEN)]] *= _GLARING
+    case = _case(wide, reference, images, ["plain"] * len(images), kind=RepairKind.RECALIBRATE, seed=seed)
+    if case.repair is None:
+        return None
+    hidden = _GLARING * drawn(pages().held_out, 400, rng)
+    before, after = (_flips(case.copy, model, hidden) for model in (b"", case.repair.model))
+    if after.mean() - before.mean() <= 0.1:
+        return None
+    (measured,) = _measured(case)
+    shown = any(change.after > change.before for change in measured.cut.values())
+    unsaid = measured.result is not RepairOutcome.MOVES and not shown
+    if unsaid:
+        print(f"moved unsaid, seed {seed}: {before.mean()} to {after.mean()}", file=sys.stderr)
+    return unsaid
 
 
 def _measured(case: _Case) -> list[MeasuredRepair]:
@@ -222,31 +263,39 @@ def _measured(case: _Case) -> list[MeasuredRepair]:
     )
 
 
-def _routed(n: int, folder: Path) -> dict[str, float]:
-    reference, candidate = _residual(folder)
-    passed, at_budget = list[bool](), list[bool]()
-    seed = 0
-    while len(passed) < n and seed < 4 * n:
-        seed += 1
-        rng = np.random.default_rng(70 + seed)
-        images, names = _sites(rng, _EACH)
-        case = _case(candidate, reference, images, names, kind=RepairKind.OWN_COPY, seed=seed)
-        if case.repair is None:
-            continue
-        faint = _FAINT * drawn(pages().held_out, 4_000, rng)
-        if _flips(case.copy, case.repair.model, faint).mean() > 0.002:
-            continue
-        images, names = _sites(rng, _EACH)
-        served = _flips(case.copy, b"", images)
-        repaired = np.where(np.array(names) == "faint", _flips(case.copy, case.repair.model, images), served)
-        passed.append(_passes(served, repaired, names))
-        drawn_flips = np.where(np.array(names) == "faint", rng.random(len(names)) < _BUDGET, served)
-        at_budget += [_passes(served, drawn_flips.astype(np.bool_), names)]
+def _routed(n: int, cases: Cases) -> dict[str, float]:
+    judged = list[tuple[bool, bool]]()
+    for draw in range(4):
+        if len(judged) < n:
+            seeds = range(1 + draw * n, 1 + (draw + 1) * n)
+            judged += [
+                one for one in cases.each("copies for a slice", _copy_passes, seeds) if one is not None
+            ]
+    passed, at_budget = [[one[which] for one in judged[:n]] for which in (0, 1)]
     return {
         "routed_copies": float(len(passed)),
         "sound_repairs_passing": float(np.mean(passed)) if passed else 0.0,
         "routed_false_pass": float(np.mean(at_budget)) if at_budget else 0.0,
     }
+
+
+def _copy_passes(folder: Path, seed: int) -> tuple[bool, bool] | None:
+    """Return whether a copy for a slice passes, and one with as many flips as the budget; None: no copy heals the slice."""
+    reference, candidate = _residual(folder)
+    rng = np.random.default_rng(70 + seed)
+    images, names = _sites(rng, _EACH)
+    case = _case(candidate, reference, images, names, kind=RepairKind.OWN_COPY, seed=seed)
+    if case.repair is None:
+        return None
+    faint = _FAINT * drawn(pages().held_out, 4_000, rng)
+    if _flips(case.copy, case.repair.model, faint).mean() > 0.002:
+        return None
+    images, names = _sites(rng, _EACH)
+    served = _flips(case.copy, b"", images)
+    is_faint = np.array(names) == "faint"
+    repaired = np.where(is_faint, _flips(case.copy, case.repair.model, images), served)
+    drawn_flips = np.where(is_faint, rng.random(len(names)) < _BUDGET, served)
+    return _passes(served, repaired, names), _passes(served, drawn_flips.astype(np.bool_), names)
 
 
 def _sites(rng: Generator, each: int) -> tuple[Images, list[str]]:
