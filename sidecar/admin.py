@@ -198,7 +198,7 @@ def _lost(count: StratumCount) -> Iterable[tuple[float, t.Labels]]:
 
 def _limit(config: Config) -> int:
     sidecar = config.sidecar
-    relays = sidecar.workers * (sidecar.max_held_bytes + sidecar.handoff_bytes)
+    relays = sidecar.workers * (sidecar.held_bytes + sidecar.handoff_bytes)
     return relays + config.intake.max_pending_bytes + sidecar.handoff_bytes + sidecar.queue_bytes
 
 

@@ -10,18 +10,19 @@ from quantdrift.core.sampling.rates import POLICY_VALID_S
 from quantdrift.core.slices import SliceAssigner
 from quantdrift.core.tasks import Task
 
-# Resident memory of the idle processes (43, 47, 31 and 58 MiB measured on Linux x86-64 with CPython 3.11), rounded up. The
-# rest of the limit is computed from the bounds.
-SUPERVISOR_BYTES = 48 * MIB
-ADMIN_BYTES = 64 * MIB  # with the heads that its callers may leave unfinished
-WORKER_BYTES = 40 * MIB
+# Memory of the idle processes, each without the pages of files that it shares with the others (19, 32, 20, 40 and 42 MiB measured on
+# Linux x86-64 with CPython 3.11), and these pages (23 MiB), which count once. The rest of the limit is computed from the bounds.
+SHARED_BYTES = 24 * MIB
+SUPERVISOR_BYTES = 20 * MIB
+ADMIN_BYTES = 37 * MIB  # with the heads that its callers may leave unfinished
+WORKER_BYTES = 22 * MIB
+CAPTURE_BYTES = 41 * MIB
+INTAKE_BYTES = 45 * MIB
+LANGUAGE_BYTES = 106 * MIB  # of the capture process that knows languages, measured
 # Memory of an observed connection: its buffers, and its share of the memory of the observers.
 CONNECTION_BYTES = (8 + 16) * KIB
 # Data in a relay worker that waits for peers that do not read, however many there are.
-WAITING_BYTES = 64 * MIB
-CAPTURE_BYTES = 96 * MIB
-LANGUAGE_BYTES = 106 * MIB  # of the capture process that knows languages, measured
-INTAKE_BYTES = 96 * MIB
+WAITING_BYTES = 32 * MIB
 # Connections of the intake, whose number is limited, each with the buffers of the libraries: 256 of HTTP with a head and
 # 128 KiB of a body, 128 taps with 256 KiB, 256 of gRPC with 128 KiB.
 HTTP_BYTES = 256 * (16 + 128) * KIB
@@ -32,8 +33,28 @@ _HELD_BY_CANARIES = frozenset({Runtime.OIP_HTTP, Runtime.OIP_GRPC})
 # Memory of the largest exchange while it is decoded, as a multiple of its size: frame, body, JSON values (the largest
 # part; the recorder limits their number), tensors and message.
 DECODE_COPIES = 16
-# Data being received from a relay worker: one frame and the buffer of the stream.
-RECEIVE_BYTES = 4 * MIB
+# Copies of the body that the intake reads: as it came, and decoded.
+INTAKE_COPIES = 4
+# Data being received from a relay worker: the buffer of the stream; the frame is a copy of the exchange more.
+RECEIVE_BYTES = 2 * MIB
+
+
+class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the sidecar's memory limit.
+
+    Parameters
+    ----------
+    part
+        What the memory is for.
+    option
+        The option that changes it; empty: none does.
+    n_bytes
+        The most that it takes.
+    """
+
+    part: str
+    option: str
+    n_bytes: int
 
 
 class StratumPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +90,8 @@ class ConfigEffects(msgspec.Struct, frozen=True, kw_only=True):
         Of the given traffic if no header stratum matches; None if no traffic was given.
     memory_bytes
         A memory limit for the sidecar's container: idle processes plus every configured bound.
+    memory
+        Its parts.
     pages_per_30_days
         Expected false pages of the whole fleet: a bound.
     notes
@@ -88,6 +111,7 @@ class ConfigEffects(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     pages_per_30_days: float
     notes: list[str]
+    memory: list[MemoryPart] = []
     connections: list[ConfiguredConnection] = []
     checked: dict[str, str] = {}
     missing: list[str] = []
@@ -119,6 +143,7 @@ def explain(config: Config, requests_per_s: float | None = None) -> ConfigEffect
         max_replays_per_s=config.sampling.max_exchanges_per_s,
         expected_replays_per_s=expected,
         memory_bytes=memory_bytes(config),
+        memory=memory_parts(config),
         pages_per_30_days=config.monitor.pages_per_30_days,
         notes=_notes(config),
         connections=connections(config),
@@ -126,30 +151,59 @@ def explain(config: Config, requests_per_s: float | None = None) -> ConfigEffect
 
 
 def memory_bytes(config: Config) -> int:
-    """Return a memory limit for the sidecar's container.
+    """Return a memory limit for the sidecar's container: the sum of its parts."""
+    return sum(part.n_bytes for part in memory_parts(config))
+
+
+def memory_parts(config: Config) -> list[MemoryPart]:
+    """Return the parts of a memory limit for the sidecar's container, with the options that change them.
 
     Neither sampling nor clients that do not read can exceed it. More connections can: add 8 KiB for each one beyond
     `sidecar.max_connections`, and 32 KiB if it does not read.
     """
-    sidecar = config.sidecar
-    observing = sidecar.max_connections * CONNECTION_BYTES + sidecar.max_held_bytes + sidecar.handoff_bytes
-    workers = bool(sidecar.listen) * sidecar.workers * (WORKER_BYTES + WAITING_BYTES + observing)
-    receiving = sidecar.workers * (sidecar.max_exchange_bytes + RECEIVE_BYTES)
-    capture = CAPTURE_BYTES + sidecar.queue_bytes + DECODE_COPIES * sidecar.max_exchange_bytes + receiving
-    capture += (TextAttribute.LANGUAGE in config.capture.text) * LANGUAGE_BYTES
-    return SUPERVISOR_BYTES + ADMIN_BYTES + workers + _intake_bytes(config) + capture
-
-
-def _intake_bytes(config: Config) -> int:
-    intake = config.intake
-    if not (intake.listen or intake.kserve_logger or intake.ext_proc or intake.tap):
-        return 0
-    receiving = 4 * config.sidecar.max_exchange_bytes  # one body as text and decoded
-    receiving += (bool(intake.listen) + bool(intake.kserve_logger)) * HTTP_BYTES + bool(
-        intake.tap
-    ) * TAP_BYTES
-    receiving += bool(intake.ext_proc) * (GRPC_BYTES + config.sidecar.max_exchange_bytes)
-    return INTAKE_BYTES + intake.max_pending_bytes + config.sidecar.handoff_bytes + receiving
+    sidecar, intake = config.sidecar, config.intake
+    n_workers = sidecar.workers if sidecar.listen else 0
+    has_intake = bool(intake.listen or intake.kserve_logger or intake.ext_proc or intake.tap)
+    n_ports = bool(intake.listen) + bool(intake.kserve_logger)
+    n_copies = (
+        DECODE_COPIES + sidecar.workers + has_intake * INTAKE_COPIES + bool(intake.ext_proc)
+    )  # while it is decoded, and while it arrives
+    processes = SHARED_BYTES + SUPERVISOR_BYTES + ADMIN_BYTES + CAPTURE_BYTES
+    parts = [
+        ("idle processes", "", processes + has_intake * INTAKE_BYTES + sidecar.workers * RECEIVE_BYTES),
+        (
+            "idle relay workers, and data that waits for peers",
+            "sidecar.workers",
+            n_workers * (WORKER_BYTES + WAITING_BYTES),
+        ),
+        (
+            "observed connections",
+            "sidecar.max_connections",
+            n_workers * sidecar.max_connections * CONNECTION_BYTES,
+        ),
+        (
+            "unfinished exchanges, and the queues behind them",
+            "sidecar.max_held_bytes",
+            n_workers * (sidecar.held_bytes + sidecar.handoff_bytes)
+            + has_intake * sidecar.handoff_bytes
+            + sidecar.queue_bytes,
+        ),
+        (
+            "the largest exchange while it is decoded",
+            "sidecar.max_exchange_bytes",
+            n_copies * sidecar.max_exchange_bytes,
+        ),
+        ("exchanges that come in parts", "intake.max_pending_bytes", has_intake * intake.max_pending_bytes),
+        (
+            "connections of the intake",
+            "intake",
+            n_ports * HTTP_BYTES + bool(intake.tap) * TAP_BYTES + bool(intake.ext_proc) * GRPC_BYTES,
+        ),
+        ("languages", "capture.text", (TextAttribute.LANGUAGE in config.capture.text) * LANGUAGE_BYTES),
+    ]
+    return [
+        MemoryPart(part=part, option=option, n_bytes=n_bytes) for part, option, n_bytes in parts if n_bytes
+    ]
 
 
 def _model(config: Config, name: str) -> ModelPlan:

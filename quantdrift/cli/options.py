@@ -142,7 +142,7 @@ def set_up_logs(config: Config) -> None:
 
 def _say(why_kept: str) -> None:
     """Log why the configuration is not that of its files; for its parts `quantdrift up` has said so."""
-    from quantdrift.core.process.admin import INSTANCE
+    from quantdrift.core.process.child import INSTANCE
 
     if why_kept and INSTANCE not in os.environ:
         _LOG.error("%s", why_kept)

@@ -161,7 +161,15 @@ def explained(explanation: ConfigEffects, path: Path) -> str:
     lines += [
         f"hard cap: {explanation.max_replays_per_s:g} replays/s per sidecar",
         f"false pages: at most {explanation.pages_per_30_days:g} expected in 30 days, whole fleet",
-        f"sidecar memory limit: {explanation.memory_bytes / 2**20:.0f} MiB",
+        "",
+        columns(
+            ("sidecar memory, at most", "MiB", "option"),
+            [
+                *((part.part, f"{part.n_bytes / 2**20:.0f}", part.option) for part in explanation.memory),
+                ("the container's limit", f"{explanation.memory_bytes / 2**20:.0f}", ""),
+            ],
+        ),
+        "",
         "connections:",
         *(f"  {connection.to}: {connection.protection}" for connection in explanation.connections),
     ]

@@ -142,7 +142,7 @@ class Loss(StrEnum):
     DECODE = "decode"  # capture: the bytes are not what the protocol says
     SHARED_MEMORY = "shared_memory"  # capture: its tensors were in shared memory
     SEQUENCE = "sequence"  # capture: one request of a stateful sequence cannot be replayed alone
-    TOO_LARGE = "too_large"  # capture: above the stream's payload limit
+    TOO_LARGE = "too_large"  # above sidecar.max_exchange_bytes; capture: above the stream's payload limit
     RATE_CAP = "rate_cap"  # relay, intake or capture: the local cap on exchanges per second
     BYTE_CAP = "byte_cap"  # relay, intake or capture: the local cap on egress bytes per second
     QUEUE_FULL = "queue_full"  # capture: the stream is too slow and the local queue is full

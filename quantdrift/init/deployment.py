@@ -309,7 +309,7 @@ _VALUES: Final = """\
 # The addresses of NATS and of the collector are examples. docs/how-to/kubernetes.md
 sidecar:
   resources:
-    requests: { cpu: 250m, memory: @MEMORY@ }
+    requests: { cpu: 250m, memory: 160Mi }
     limits: { memory: @MEMORY@ }
 config: |
 @CONFIG@

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from quantdrift.core.config.schema import Monitor, OutputKind, Slice
+from quantdrift.core.config.schema import MIB, Monitor, OutputKind, Sidecar, Slice
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import duration
 from quantdrift.core.tasks import Task
@@ -110,6 +110,8 @@ class Proposal(msgspec.Struct, kw_only=True):
         Slices by features of the input.
     requests_per_s
         Of this model; None: no traffic was watched.
+    max_exchange_bytes
+        Largest exchange that a sidecar must capture; 0: its default is enough.
     notes
         What was found and is no option.
     """
@@ -131,6 +133,7 @@ class Proposal(msgspec.Struct, kw_only=True):
     features: tuple[Slice, ...] = ()
     rate: float = 0.05
     requests_per_s: float | None = None
+    max_exchange_bytes: int = 0
     flip: float = 0.01
     otlp: str = ""
     notes: list[str] = []
@@ -329,6 +332,7 @@ def use_traffic(proposal: Proposal, traffic: Traffic, inputs: Mapping[str, Array
     if traffic.seconds > 0 and n:
         proposal.requests_per_s = n / traffic.seconds
         proposal.rate = rate_of(proposal.requests_per_s)
+    proposal.max_exchange_bytes = exchange_limit(traffic.largest_bytes)
     if n < _LEAST_REQUESTS:
         if n:
             proposal.notes.append(f"{n} requests are too few to propose slices: at least {_LEAST_REQUESTS}")
@@ -358,6 +362,14 @@ def use_traffic(proposal: Proposal, traffic: Traffic, inputs: Mapping[str, Array
             proposal.secretive = (*proposal.secretive, attribute.name)
     proposal.rare = tuple(rare_values(proposal.groups))[:_MOST_RARE] if proposal.rate < 1 else ()
     proposal.features = tuple(_features(inputs))
+
+
+def exchange_limit(largest_bytes: int) -> int:
+    """Return the limit of an exchange that has room for half as much again as the largest that came; 0: the default has it."""
+    needed = largest_bytes * 3 // 2
+    if needed <= Sidecar().max_exchange_bytes:
+        return 0
+    return math.ceil(needed / MIB) * MIB
 
 
 def people_note(header: str) -> str:

@@ -62,15 +62,7 @@ def _lines(proposal: Proposal) -> Iterator[str]:
     yield "# Written by `quantdrift init`. `quantdrift config check` says what each line does; all options are in"
     yield "# docs/reference/configuration.md, and whatever is left out has its default."
     yield ""
-    yield "[sidecar]"
-    if proposal.tap:
-        yield _option("listen", "", "no relay: the server reports its exchanges itself")
-        yield ""
-        yield "[intake]"
-        yield _option("tap", proposal.tap, "QUANTDRIFT_TAP of the server")
-    else:
-        yield _option("listen", proposal.listen, "clients connect here from now on")
-        yield _option("backend", proposal.backend, "the inference server behind it")
+    yield from _ways(proposal)
     if proposal.groups:
         yield ""
         yield "[capture]"
@@ -107,6 +99,26 @@ def _lines(proposal: Proposal) -> Iterator[str]:
     yield _option("otlp_endpoint", proposal.otlp, "your OpenTelemetry collector: alerts and gauges go there")
     yield from _model(proposal)
     yield from _slices(proposal)
+
+
+def _ways(proposal: Proposal) -> Iterator[str]:
+    """Yield how exchanges come in."""
+    yield "[sidecar]"
+    if proposal.tap:
+        yield _option("listen", "", "no relay: the server reports its exchanges itself")
+    else:
+        yield _option("listen", proposal.listen, "clients connect here from now on")
+        yield _option("backend", proposal.backend, "the inference server behind it")
+    if proposal.max_exchange_bytes:
+        yield _option(
+            "max_exchange_bytes",
+            proposal.max_exchange_bytes,
+            "larger than the largest exchange that came; costs memory",
+        )
+    if proposal.tap:
+        yield ""
+        yield "[intake]"
+        yield _option("tap", proposal.tap, "QUANTDRIFT_TAP of the server")
 
 
 def _model(proposal: Proposal) -> Iterator[str]:

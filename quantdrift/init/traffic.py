@@ -47,6 +47,8 @@ _WAITING_BYTES: Final = 64 * MIB
 _MOST_KEPT: Final = 256
 _KEPT_BYTES: Final = 64 * MIB
 _MOST_FILES: Final = 512
+_SIDECAR: Final = Sidecar(max_exchange_bytes=16 * MIB)
+"""Larger exchanges than a sidecar's default are read, too: what comes says how large its limit must be."""
 _DRAIN_S: Final = 5.0
 _TICK_S: Final = 0.5
 
@@ -123,6 +125,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         Those with the most requests first.
     kept
         Exchanges with an answer, of any model, as they came; bounded in number and bytes.
+    largest_bytes
+        Request and response of the largest exchange, together with their heads.
     unread
         How often a request or an answer could not be read, by the reason.
     """
@@ -130,6 +134,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     models: tuple[SeenModel, ...]
     kept: tuple[Kept, ...]
+    largest_bytes: int
     unread: dict[str, int]
 
 
@@ -159,7 +164,7 @@ async def watch(
     loop = asyncio.get_running_loop()
     watcher = _Watcher()
     scope = CaptureScope(
-        Sidecar(),
+        _SIDECAR,
         routes=Routes(DECODERS),
         sampler=Sampler(SamplingOptions(rate=1.0), b"", ExchangeIds(), time.time()),
         send_frame=watcher.add,
@@ -214,6 +219,7 @@ class _Watcher:
         self._unread: Counter[str] = Counter()
         self._kept: list[Kept] = []
         self._n_bytes = 0
+        self._largest_bytes = 0
 
     def add(self, _: int, buffers: Sequence[bytes | memoryview]) -> None:
         """Add the frame of an exchange; called by the observers, on the loop that relays."""
@@ -239,6 +245,7 @@ class _Watcher:
         content = memoryview(frame)
         _, n_meta = lengths(content[:HEAD_BYTES])
         meta, request, response = parse(n_meta, content[HEAD_BYTES:])
+        self._largest_bytes = max(self._largest_bytes, len(request) + len(response))
         try:
             self._read_exchange(meta, bytes(request), bytes(response))
         except LostError as error:
@@ -255,6 +262,7 @@ class _Watcher:
             seconds=seconds,
             models=tuple(model.seen(protocol, name) for (protocol, name), model in models),
             kept=tuple(self._kept),
+            largest_bytes=self._largest_bytes,
             unread=dict(self._unread.most_common()),
         )
 
@@ -263,10 +271,10 @@ class _Watcher:
         route = self._routes.route(head.method, head.path)
         if route is None:
             return
-        body = read_body(head, request[meta.request_head_bytes :], Sidecar().max_exchange_bytes)
+        body = read_body(head, request[meta.request_head_bytes :], _SIDECAR.max_exchange_bytes)
         decoder, wire = (
             DECODERS[route.protocol],
-            WireContext(max_bytes=Sidecar().max_exchange_bytes, models=_AnyModel()),
+            WireContext(max_bytes=_SIDECAR.max_exchange_bytes, models=_AnyModel()),
         )
         try:
             query = decoder.request(head, body, wire)
@@ -285,7 +293,7 @@ class _Watcher:
         if not 200 <= answer.status < 300:
             self._count_unread(f"error_status: HTTP {answer.status}")
             return
-        content = read_body(answer, response[meta.response_head_bytes :], Sidecar().max_exchange_bytes)
+        content = read_body(answer, response[meta.response_head_bytes :], _SIDECAR.max_exchange_bytes)
         reply = decoder.response(
             answer, content, query, msgspec.structs.replace(wire, model=Model(name=name or "-"))
         )

@@ -207,7 +207,7 @@ class ExchangeStream:
             n_bytes = len(body.body)
             total = self._request.n_bytes + self._response.n_bytes + n_bytes
             if total > self._gateway.max_exchange_bytes:
-                self._lose(Loss.HELD_BYTES)
+                self._lose(Loss.TOO_LARGE)
                 return
             if not self._charge(n_bytes + _PIECE_BYTES):
                 return

@@ -148,7 +148,7 @@ class Gateway:
         """
         head, answer = sampled.head, response_head(status, _encode_headers(headers or {}), version)
         if len(head) + len(request) + len(answer) + len(response) > self._scope.max_exchange_bytes:
-            self.lose(sampled, Loss.HELD_BYTES, request)
+            self.lose(sampled, Loss.TOO_LARGE, request)
             return
         at = captured_at or self._scope.clock.now()
         meta = RawMeta(

@@ -17,8 +17,8 @@ MAX_READ_BYTES = 1024 * 1024
 READ_BYTES = 256 * 1024
 MIN_READ_BYTES = 16 * 1024
 LONG_READ_BYTES = 128 * 1024  # an end that received a read this long uses the shared buffer from then on
-FULL_LIMIT_CONNECTIONS = 64  # connections, of two ends each, that may all have HIGH_WATER_BYTES
-MAX_STALLED = 124
+FULL_LIMIT_CONNECTIONS = 32  # connections, of two ends each, that may all have HIGH_WATER_BYTES
+MAX_STALLED = 60
 # The most unsent data in a worker: all ends just below their limits, and one read for each end above its
 # limit. Beyond that, each end adds at most MIN_READ_BYTES.
 MAX_UNSENT_BYTES = 2 * FULL_LIMIT_CONNECTIONS * HIGH_WATER_BYTES + MAX_READ_BYTES + MAX_STALLED * READ_BYTES

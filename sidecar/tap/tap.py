@@ -278,7 +278,7 @@ class Tap:
         request_bytes = len(head) + len(request.document) + sum(map(len, request.buffers))
         response_bytes = len(head_of_response) + len(response.document) + sum(map(len, response.buffers))
         if request_bytes + response_bytes > sampler.max_exchange_bytes:
-            sender.lose(draw.stratum, Loss.HELD_BYTES)
+            sender.lose(draw.stratum, Loss.TOO_LARGE)
             return
         meta = RawMeta(
             id=draw.id,

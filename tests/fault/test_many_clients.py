@@ -93,7 +93,7 @@ def test_ten_thousand_idle_clients_cost_little_and_keep_nobody_out(
         clients: list[socket.socket] = []
         while len(clients) < n_clients - 1:
             asking = [
-                stack.enter_context(running.connect()) for _ in range(min(1000, n_clients - 1 - len(clients)))
+                stack.enter_context(running.connect()) for _ in range(min(400, n_clients - 1 - len(clients)))
             ]
             for client in asking:
                 client.sendall(post(b"x"))

@@ -17,8 +17,17 @@ from typing import Self
 import psutil
 import pytest
 
-from quantdrift.cli.config_summary import CAPTURE_BYTES, WAITING_BYTES, WORKER_BYTES, memory_bytes
+from quantdrift.cli.config_summary import (
+    ADMIN_BYTES,
+    CAPTURE_BYTES,
+    SHARED_BYTES,
+    SUPERVISOR_BYTES,
+    WAITING_BYTES,
+    WORKER_BYTES,
+    memory_bytes,
+)
 from quantdrift.core.config import Config, Sidecar
+from quantdrift.core.config.schema import KIB, MIB
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import heartbeat
 from quantdrift.core.process.kept_config import keep, load_or_kept
@@ -31,7 +40,6 @@ from tests.support.sidecar.time_slices import time_slice_ns
 
 pytestmark = pytest.mark.fault
 
-KIB = 1024
 CLOSE = b"Connection: close\r\n"
 MODELS = '[{"name": "digits"}]'
 
@@ -270,20 +278,14 @@ def test_what_a_killed_worker_had_in_hand_is_counted_as_lost(tmp_path: Path, bac
 def test_a_flood_stays_within_the_memory_limit_that_config_check_prints(
     tmp_path: Path, backend: Backend
 ) -> None:
-    """Large sampled requests of the costliest kind, no stream anywhere, and the capture process stopped for a while."""
-    bounds = Sidecar(
-        max_exchange_bytes=2048 * KIB,
-        max_held_bytes=8192 * KIB,
-    )
+    """Large sampled requests of the costliest kind, no stream anywhere, and the capture process stopped for a while; at the defaults."""
+    bounds = Sidecar()
     backend.reply = lambda _: json.dumps(RESPONSE).encode()
     n_values = 250_000
     tensor = {"name": "x", "shape": [n_values], "datatype": "BYTES", "data": ["abc"] * n_values}
     request = post(json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode())
-    assert 1024 * KIB < len(request) < 2048 * KIB
-    options = {
-        f"SIDECAR__{name.upper()}": getattr(bounds, name) for name in ("max_exchange_bytes", "max_held_bytes")
-    }
-    with sidecar(tmp_path, backend.port, SAMPLING__RATE=1, MODELS=MODELS, **options) as running:
+    assert bounds.max_exchange_bytes // 2 < len(request) < bounds.max_exchange_bytes
+    with sidecar(tmp_path, backend.port, SAMPLING__RATE=1, MODELS=MODELS) as running:
         wait(lambda: len(running.captures) == len(running.admins) == 1, "all processes run")
         family = [running.root, running.workers[0], running.captures[0], running.admins[0]]
 
@@ -306,19 +308,45 @@ def test_a_flood_stays_within_the_memory_limit_that_config_check_prints(
             lambda: running.count("quantdrift_sidecar_lost_total", reason="queue_full") > 0, "it was a flood"
         )
         peaks = [_peak_bytes(process.pid) for process in family]
+        files = _mapped_bytes(family)
         assert [*running.workers, *running.captures, *running.admins] == family[1:]
         assert running.count("quantdrift_sidecar_taken_total") == 160
     limit_bytes = memory_bytes(Config(sidecar=bounds))
-    _, relay_bytes, capture_bytes, _ = peaks
-    assert sum(peaks) < limit_bytes
-    assert relay_bytes < WORKER_BYTES + WAITING_BYTES + bounds.max_held_bytes + bounds.handoff_bytes
+    supervisor_bytes, relay_bytes, capture_bytes, admin_bytes = peaks
+    assert limit_bytes <= 256 * MIB
+    assert sum(peaks) + files < limit_bytes
+    assert files < SHARED_BYTES
+    assert supervisor_bytes < SUPERVISOR_BYTES
+    assert admin_bytes < ADMIN_BYTES
+    assert relay_bytes < WORKER_BYTES + WAITING_BYTES + bounds.held_bytes + bounds.handoff_bytes
     assert capture_bytes < CAPTURE_BYTES + bounds.queue_bytes + 20 * bounds.max_exchange_bytes
 
 
 def _peak_bytes(pid: int) -> int:
-    """Return the most memory that a process ever had resident."""
+    """Return the most memory that a process ever had resident, without the pages of files."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM"))
+    kib = {
+        name: int(value.split()[0])
+        for name, _, value in (line.partition(":") for line in lines)
+        if value.endswith("kB")
+    }
+    return (kib["VmHWM"] - kib["RssFile"] - kib["RssShmem"]) * KIB
+
+
+def _mapped_bytes(processes: list[psutil.Process]) -> int:
+    """Return the memory of the files that processes have mapped, each page once: what is resident in any of them."""
+    most: dict[tuple[str, str], int] = {}
+    for process in processes:
+        where, resident = None, 0
+        for line in Path(f"/proc/{process.pid}/smaps").read_text().splitlines():
+            name, *values = line.split()
+            if not name.endswith(":"):
+                where = (values[4], values[1]) if len(values) > 4 and values[4].startswith("/") else None
+            elif name == "Rss:":
+                resident = int(values[0])
+            elif name == "Anonymous:" and where is not None:
+                most[where] = max(most.get(where, 0), resident - int(values[0]))
+    return sum(most.values()) * KIB
 
 
 def test_relay_workers_alone_outlive_a_killed_supervisor(tmp_path: Path, backend: Backend) -> None:

@@ -220,14 +220,16 @@ def test_ports_and_probes_are_those_of_the_configuration(
 def test_memory_is_what_config_check_computes(
     pod: Pod, role: str, container: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Of a sidecar exactly; a shadow has twice the bound of its references. No role has a CPU limit, which would throttle it."""
+    """The limit of a sidecar exactly, which asks for what it uses; a shadow has twice the bound of its references. No role has a CPU limit, which would throttle it."""
     resources = container["resources"]
     config = configured(pod, container, tmp_path)
     assert "cpu" not in resources["limits"]
-    assert resources["limits"]["memory"] == resources["requests"]["memory"]
     if role == "sidecar":
+        assert resources["requests"]["memory"] == "160Mi"
         assert resources["limits"]["memory"] == f"{math.ceil(memory_bytes(config) / MIB)}Mi"
-    elif role == "shadow":
+    else:
+        assert resources["limits"]["memory"] == resources["requests"]["memory"]
+    if role == "shadow":
         bound = config.shadow.reference_memory_bytes
         assert resources["limits"]["memory"] == f"{2 * bound // (1024 * MIB)}Gi"
 

@@ -180,10 +180,10 @@ def test_two_hundred_streams_at_once(envoyed: Pod) -> None:
 
 def test_an_exchange_that_is_too_large_is_dropped(envoyed: Pod) -> None:
     """In many pieces, or in one above what gRPC may receive at all; the next exchange is taken in."""
-    before, cut_short = envoyed.lost("held_bytes"), envoyed.lost("truncated")
+    before, cut_short = envoyed.lost("too_large"), envoyed.lost("truncated")
     pieces = [request_headers(FAINT), *[request_body(bytes(100_000)) for _ in range(20)]]
     told(envoyed, pieces)
-    wait(lambda: envoyed.lost("held_bytes") == before + 1, "it is counted")
+    wait(lambda: envoyed.lost("too_large") == before + 1, "it is counted")
     told(envoyed, [request_headers(FAINT), request_body(bytes(3 * LIMIT_BYTES))])
     wait(lambda: envoyed.lost("truncated") == cut_short + 1, "it is counted")
     told(envoyed, exchange(headers=FAINT))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.load import load
+from quantdrift.core.config.schema import MIB
 from tests.integration.test_reference_command import served
 from tests.support.commands import invoked, typed
 from tests.support.shadow.onnx_models import N_FEATURES, WEIGHT, linear_model, saved
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.integration
 
 SECRET = "hush-hush"
 REQUESTS = 240
+LARGE = 2_500_000
+"""Bytes of the first request, above the default of `sidecar.max_exchange_bytes`."""
 
 
 class Client(threading.Thread):
@@ -50,6 +53,7 @@ class Client(threading.Thread):
                     "inputs": [tensor],
                     "parameters": {"tier": "gold" if number % 2 else "basic", "trace": f"t{number}"},
                     "context": {"channel": "web" if number % 3 else "phone"},
+                    **({} if number else {"pad": "x" * LARGE}),
                 }
             ).encode()
             try:
@@ -91,6 +95,7 @@ def test_a_minute_of_traffic_makes_a_configuration_that_works(tmp_path: Path) ->
     assert "oip_server 1 speaks oip-v2-rest" in done.stderr
     assert SECRET not in done.stdout + done.stderr + (tmp_path / "config.toml").read_text()
     config = load(tmp_path / "config.toml")
+    assert config.sidecar.max_exchange_bytes == 4 * MIB
     (model,) = config.models
     assert (model.name, model.task, model.output_kind) == ("digits", "classification", "logits")
     assert config.capture.headers == ("x-scanner",)

@@ -174,6 +174,7 @@ def test_helm_values_have_the_configuration_of_a_cluster(tmp_path: Path) -> None
     assert (config.sidecar.listen, config.sidecar.backend) == ("0.0.0.0:9000", "127.0.0.1:1")
     assert [model.name for model in config.models] == ["model"]
     assert config.models[0].references[0].path == "/models/model-fp32.onnx"
+    assert values["sidecar"]["resources"]["requests"]["memory"] == "160Mi"
     assert values["sidecar"]["resources"]["limits"] == {
         "memory": f"{math.ceil(memory_bytes(config) / MIB)}Mi"
     }

@@ -222,7 +222,7 @@ async def test_an_early_answer_comes_through_when_the_backend_closes_at_once() -
         await reader.readexactly(10)
         writer.write(refusal)
 
-    bench = Bench()
+    bench = Bench(max_exchange_bytes=16 * MIB)
     async with rig(bench, serve) as at:
         for _ in range(50):
             reader, writer = await at.client()
@@ -323,7 +323,7 @@ async def test_a_client_that_does_not_read_stops_the_backend() -> None:
         for _ in range(total):
             assert await reader.readexactly(MIB) == block
         await end(writer)
-    assert bench.lost(Loss.HELD_BYTES) == 1
+    assert bench.lost(Loss.TOO_LARGE) == 1
 
 
 @on_both_loops
@@ -428,7 +428,7 @@ async def test_a_client_that_gives_up_takes_the_backend_with_it() -> None:
             await gone.wait()
         await end(writer)
         await at.quiet()
-    assert bench.lost(Loss.CLIENT_ABORT) + bench.lost(Loss.HELD_BYTES) == 1
+    assert bench.lost(Loss.CLIENT_ABORT) + bench.lost(Loss.TOO_LARGE) == 1
     assert bench.balance() == 0
 
 

@@ -31,7 +31,7 @@ import pytest
 from quantdrift.core.config.load import load
 from quantdrift.core.data_directory import at_data
 from quantdrift.core.errors import QuantdriftError
-from quantdrift.core.process.admin import INSTANCE_HEADER
+from quantdrift.core.process.child import INSTANCE_HEADER
 from quantdrift.core.process.states import STATES
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole

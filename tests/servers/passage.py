@@ -111,6 +111,7 @@ def passage(
             back.port,
             STREAM__URL=stream.url,
             STREAM__NAME=stream.name,
+            SIDECAR__MAX_EXCHANGE_BYTES=16_777_216,
             SAMPLING__RATE=1.0,
             CAPTURE__HEADERS=json.dumps([MARK]),
             MODELS=json.dumps(models),

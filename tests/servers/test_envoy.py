@@ -182,10 +182,10 @@ def test_what_is_not_taken_is_hardly_told(proxy: Envoy, told: Pod) -> None:
 
 def test_what_is_too_large_is_told_no_further(proxy: Envoy, told: Pod) -> None:
     """The bound of one exchange ends the stream; the client notices nothing."""
-    before = told.lost("held_bytes")
+    before = told.lost("too_large")
     assert proxy.ask(bytes(LARGE_BYTES), **FAINT)[0] == 200
     assert proxy.ask(b"much", **FAINT) == (200, bytes(LARGE_BYTES))
-    wait(lambda: told.lost("held_bytes") == before + 2, "both are counted")
+    wait(lambda: told.lost("too_large") == before + 2, "both are counted")
 
 
 def test_a_client_that_goes_away_is_counted(proxy: Envoy, told: Pod, backend: Backend) -> None:

@@ -139,7 +139,7 @@ def test_one_trigger_for_all_models_asks_prometheus(helm: Environment) -> None:
 def test_values_of_init_render_the_pods_of_the_default(helm: Environment) -> None:
     """What `quantdrift init --kubernetes` writes changes the ConfigMaps, and what rolls pods when they change."""
     document = {"sidecar": {"backend": "127.0.0.1:8001"}, "models": [{"name": "digits"}]}
-    values = yaml.safe_load(helm_values(document, memory_bytes=892 * 2**20).text)
+    values = yaml.safe_load(helm_values(document, memory_bytes=256 * 2**20).text)
     plain, other = map(_by_identity, _rendered(helm, ROOT / CHART, {}, values))
     for name, key in (("quantdrift", "config"), ("quantdrift-models", "models")):
         data = other.pop(("ConfigMap", name))["data"]

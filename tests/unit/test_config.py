@@ -224,7 +224,7 @@ def test_options_that_fit_a_reference_are_taken(tmp_path: Path, text: str) -> No
         ("[sampling]\nrate = 1.5", "rate"),
         ('[sidecar]\nlisten = "8000"', "HOST:PORT"),
         ("[sidecar]\ndrain_delay_s = 30", "drain_delay_s"),
-        ("[sidecar]\nmax_exchange_bytes = 999_999_999", "max_held_bytes"),
+        ("[sidecar]\nmax_exchange_bytes = 999_999_999\nmax_held_bytes = 1_000_000_000", "max_held_bytes"),
         ('[capture]\nhmac = ["header.x-user"]', "not recorded"),
         ('[[slices]]\nname = "a"', "exactly one of"),
         ('[[slices]]\nname = "a"\ntime = "month"', "slices.*time"),
@@ -579,7 +579,7 @@ def test_the_explanation_adds_up(tmp_path: Path) -> None:
     assert explanation.models[0].open_slices == ["b=* (at most 32)"]
     bigger = msgspec.structs.replace(
         config,
-        sidecar=msgspec.structs.replace(config.sidecar, max_held_bytes=config.sidecar.max_held_bytes + 2**20),
+        sidecar=msgspec.structs.replace(config.sidecar, max_held_bytes=config.sidecar.held_bytes + 2**20),
     )
     assert (
         memory_bytes(bigger) == memory_bytes(config) + 2 * 2**20

@@ -218,7 +218,7 @@ def test_an_exchange_that_is_too_large_is_dropped_at_once(half: Any) -> None:
     told = Told(max_exchange_bytes=1000)
     messages = [request_headers(), response_headers(), half(bytes(600)), half(bytes(600)), half(b"x")]
     assert told.tell(messages) == 4
-    assert (told.bench.lost(Loss.HELD_BYTES), told.bench.balance(), told.held_bytes) == (1, 0, 0)
+    assert (told.bench.lost(Loss.TOO_LARGE), told.bench.balance(), told.held_bytes) == (1, 0, 0)
 
 
 def test_all_streams_share_a_bound_with_the_other_ways() -> None:

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from quantdrift.core.config import Sidecar
+from quantdrift.core.config.schema import MIB
 from quantdrift.sidecar.handoff.frame import RawMeta, frame
 from quantdrift.sidecar.handoff.receiver import FrameReceiver
 
@@ -27,7 +28,7 @@ class Frames:
 
     def __init__(self) -> None:
         self.taken: list[tuple[bytes, bytes]] = []
-        reception = FrameReceiver(Sidecar(), self._handle)
+        reception = FrameReceiver(Sidecar(max_exchange_bytes=4 * MIB), self._handle)
         self.transport = Transport()
         self.reader = reception._accept()
         self.reader.connection_made(self.transport)

@@ -228,7 +228,7 @@ def test_an_exchange_above_its_limit_is_dropped() -> None:
     bench = Bench(max_exchange_bytes=1024)
     large, small = post(b"x" * 1000), post(b"y")
     observer = follow(bench, (">", large), ("<", answer(b"z" * 100)[:50]))
-    assert bench.lost(Loss.HELD_BYTES) == 1
+    assert bench.lost(Loss.TOO_LARGE) == 1
     assert bench.scope.held_bytes == 0
     observer.response(answer(b"z" * 100)[50:])
     observer.request(small)

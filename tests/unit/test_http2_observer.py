@@ -417,12 +417,12 @@ def test_an_exchange_above_its_limit_is_dropped() -> None:
     """Its bytes are freed at once, the connection is still followed, and the next one is taken."""
     bench, ends = Bench(max_exchange_bytes=1024), Ends()
     observer = follow(bench, (">", asked(ends, 1, b"x" * 1000)))
-    assert bench.lost(Loss.HELD_BYTES) == 1
+    assert bench.lost(Loss.TOO_LARGE) == 1
     assert bench.scope.held_bytes == 0
     observer.response(answered(ends, 1))
     observer.request(asked(ends, 3))
     observer.response(answered(ends, 3, b"z" * 2000))
-    assert bench.lost(Loss.HELD_BYTES) == 2
+    assert bench.lost(Loss.TOO_LARGE) == 2
     observer.request(asked(ends, 5))
     observer.response(answered(ends, 5))
     assert len(bench.pairs) == 1
@@ -442,7 +442,7 @@ def test_trailers_count_for_what_they_cost() -> None:
     bench, ends = Bench(max_exchange_bytes=1024), Ends()
     wire = headers(1, ends.response()) + headers(1, ends.trailers("0", ("x-a", "b" * 2000)), ends=True)
     observer = follow(bench, (">", asked(ends, 1)), ("<", wire))
-    assert bench.lost(Loss.HELD_BYTES) == 1
+    assert bench.lost(Loss.TOO_LARGE) == 1
     assert observer.is_idle
 
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantdrift.core.config.load import config_of
 from quantdrift.core.config.parts import Parts
-from quantdrift.core.config.schema import Config, OutputKind, Slice
+from quantdrift.core.config.schema import MIB, Config, OutputKind, Slice
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Protocol
 from quantdrift.core.tasks import Task
@@ -202,7 +202,7 @@ def _proposal() -> Proposal:
     )
 
 
-def _traffic(*attributes: SeenAttribute) -> Traffic:
+def _traffic(*attributes: SeenAttribute, largest_bytes: int = 3000) -> Traffic:
     model = SeenModel(
         protocol=Protocol.OIP_REST,
         name="m",
@@ -210,7 +210,7 @@ def _traffic(*attributes: SeenAttribute) -> Traffic:
         n=1000,
         attributes=attributes,
     )
-    return Traffic(seconds=20.0, models=(model,), kept=(), unread={})
+    return Traffic(seconds=20.0, models=(model,), kept=(), largest_bytes=largest_bytes, unread={})
 
 
 def test_headers_become_slices_a_person_and_nothing_else(tmp_path: Path) -> None:
@@ -248,6 +248,17 @@ def test_headers_become_slices_a_person_and_nothing_else(tmp_path: Path) -> None
 def test_some_ten_replays_a_second_are_left(requests_per_s: float, rate: float) -> None:
     """A step of the rate, never above 20 nor below 7 replays a second where that is possible."""
     assert rate_of(requests_per_s) == rate
+
+
+def test_large_exchanges_raise_the_limit_of_the_sidecar(tmp_path: Path) -> None:
+    """Where the largest exchange that came, and half as much, is above the default; one option, and what is held follows it."""
+    small, large = _proposal(), _proposal()
+    use_traffic(small, _traffic(largest_bytes=1_300_000), {})
+    use_traffic(large, _traffic(largest_bytes=5_000_000), {})
+    assert "max_exchange_bytes" not in text_of(small)
+    assert _config(small, tmp_path).sidecar.held_bytes == 16 * MIB
+    sidecar = _config(large, tmp_path).sidecar
+    assert (sidecar.max_exchange_bytes, sidecar.max_held_bytes, sidecar.held_bytes) == (8 * MIB, 0, 64 * MIB)
 
 
 def test_parameters_and_values_of_the_json_become_slices(tmp_path: Path) -> None:

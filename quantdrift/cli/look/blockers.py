@@ -48,7 +48,7 @@ _HINTS: Final = {
     Loss.ERROR_STATUS: "the model's server answered with errors",
     Loss.DECODE: "the sidecar's log at level DEBUG says why requests or answers cannot be decoded",
     Loss.SHARED_MEMORY: "clients pass tensors in shared memory, which the sidecar cannot read",
-    Loss.TOO_LARGE: "the exchanges are above the payload limit of NATS",
+    Loss.TOO_LARGE: "they are above sidecar.max_exchange_bytes, or max_payload of NATS: raise it",
     Loss.RATE_CAP: "raise sampling.max_exchanges_per_s, or sample less",
     Loss.BYTE_CAP: "raise sampling.max_bytes_per_s, or sample less",
     Loss.QUEUE_FULL: "NATS is too slow: sample less",

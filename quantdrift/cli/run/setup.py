@@ -17,7 +17,7 @@ from quantdrift.cli.options import CONFIG, DATA, JSON, audit_dsn, emit, load_und
 from quantdrift.core.config.load import Role
 from quantdrift.core.data_directory import SUFFIX
 from quantdrift.core.errors import OperatorError, os_error_text
-from quantdrift.core.process.admin import INSTANCE
+from quantdrift.core.process.child import INSTANCE
 from quantdrift.core.process.nats_server import make_encryption
 from quantdrift.core.stream.rights import PURPOSES, NatsRole, Rights, rights
 from quantdrift.core.stream.subjects import model_set, subject_token

@@ -41,8 +41,7 @@ from quantdrift.core.logs import logs_json
 from quantdrift.core.notation import listed
 from quantdrift.core.output import background
 from quantdrift.core.passed_secrets import variables, without_secrets
-from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
-from quantdrift.core.process.child import Child
+from quantdrift.core.process.child import INSTANCE, INSTANCE_HEADER, Child
 from quantdrift.core.process.heartbeat import LOOK_S, VARIABLE, HangWatch, Heartbeat
 from quantdrift.core.process.kept_config import keep
 from quantdrift.core.process.nats_server import ENCRYPTION, make_encryption, server_url

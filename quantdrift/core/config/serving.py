@@ -192,19 +192,25 @@ class Sidecar(Section, frozen=True, kw_only=True):
             "Where all are busy, requests of further ones are relayed and counted as lost.",
             ge=1,
         ),
-    ] = 2048
+    ] = 512
     max_exchange_bytes: Annotated[
-        int, about("Largest request and response, together, that is captured.", "bytes", ge=1024)
-    ] = 16 * MIB
+        int,
+        about(
+            "Largest request and response, together, that is captured; larger ones are lost and counted as `too_large`. Images in JSON "
+            "need more than the default, and then the container needs more memory: `quantdrift config check` prints how much.",
+            "bytes",
+            ge=1024,
+        ),
+    ] = 2 * MIB
     max_held_bytes: Annotated[
         int,
         about(
             "Memory of one relay worker for unfinished exchanges, at least twice "
-            "max_exchange_bytes. Each of the two queues behind it may take half as much.",
+            "max_exchange_bytes. Each of the two queues behind it may take half as much. 0: eight times max_exchange_bytes.",
             "bytes",
-            ge=1024,
+            ge=0,
         ),
-    ] = 128 * MIB
+    ] = 0
     pause_file: Annotated[
         str,
         about(
@@ -217,17 +223,22 @@ class Sidecar(Section, frozen=True, kw_only=True):
     ] = 10.0
 
     @property
+    def held_bytes(self) -> int:
+        """Memory of one relay worker for unfinished exchanges."""
+        return self.max_held_bytes or 8 * self.max_exchange_bytes
+
+    @property
     def handoff_bytes(self) -> int:
         """Most that waits between a relay worker, or the intake, and the capture process.
 
-        An exchange waits there for less time than it takes to complete, so half of `max_held_bytes` is enough.
+        An exchange waits there for less time than it takes to complete, so half of `held_bytes` is enough.
         """
-        return self.max_held_bytes // 2
+        return self.held_bytes // 2
 
     @property
     def queue_bytes(self) -> int:
         """Most that waits in the capture process for the stream to acknowledge: as much as can come in at once."""
-        return self.max_held_bytes // 2
+        return self.held_bytes // 2
 
 
 class Capture(Section, frozen=True, kw_only=True):

@@ -11,11 +11,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from quantdrift.core.config.address import is_loopback, is_own_host, read_address
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.process.child import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.http_port import LIMITS, HttpPort, PortLimits
 
-INSTANCE: Final = "QUANTDRIFT_INSTANCE"
-"""Environment variable whose value /readyz returns, so that a parent can identify its own child process."""
-INSTANCE_HEADER: Final = "Quantdrift-Instance"
 _BODY_BYTES: Final = 4096  # a gate's alone is read
 
 

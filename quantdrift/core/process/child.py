@@ -8,12 +8,17 @@ import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from quantdrift.core import passed_secrets
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
 
 _LOG = logging.getLogger(__name__)
+
+INSTANCE: Final = "QUANTDRIFT_INSTANCE"
+"""Environment variable whose value /readyz returns, so that a parent can identify its own child process."""
+INSTANCE_HEADER: Final = "Quantdrift-Instance"
 
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 10.0

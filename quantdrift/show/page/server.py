@@ -14,7 +14,7 @@ from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
+from quantdrift.core.process.child import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.http_port import HttpPort, PortLimits
 from quantdrift.core.process.run import Stop
 from quantdrift.show.page import oidc

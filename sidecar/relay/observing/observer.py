@@ -116,7 +116,7 @@ class CaptureScope:
         self.max_connections = sidecar.max_connections
         self.memory.limit_bytes = sidecar.max_connections * BYTES_PER_CONNECTION
         self.max_exchange_bytes = sidecar.max_exchange_bytes
-        self.max_held_bytes = sidecar.max_held_bytes
+        self.max_held_bytes = sidecar.held_bytes
         self.routes = routes
         self.sampler = sampler
         self.generation += 1
@@ -446,10 +446,10 @@ class ExchangeObserver(ABC):
         scope = self._scope
         n_bytes = stop - start
         charge = n_bytes + PIECE_BYTES + (0 if buffer.charged_bytes else _HELD_BYTES)
-        if (
-            buffer.request_bytes + buffer.response_bytes + n_bytes > scope.max_exchange_bytes
-            or scope.held_bytes + charge > scope.max_held_bytes
-        ):
+        if buffer.request_bytes + buffer.response_bytes + n_bytes > scope.max_exchange_bytes:
+            self._drop(buffer, Loss.TOO_LARGE)
+            return False
+        if scope.held_bytes + charge > scope.max_held_bytes:
             self._drop(buffer, Loss.HELD_BYTES)
             return False
         if n_bytes == len(data):
