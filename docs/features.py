@@ -49,7 +49,7 @@ _FEATURES: Final = (
     ("Privacy", "What is stored of a person, and its erasure.", "privacy retention erase"),
     ("Configuration", "Options, defaults and checks.", "config config_summary reload"),
     ("First configuration", "What is found out of files, a server and traffic, and written.", "init"),
-    ("Planning", "What a configuration would find, before it runs.", "plan planning backtest delay"),
+    ("Planning", "What a configuration would find, before it runs.", "plan planning backtest delay fleet"),
     ("Status and triage", "How far exchanges come, and which slices to look at first.", "status blockers guide triage signals worst usage diagnosable gauges"),
     ("Frames and export", "The drift tables for people with a notebook.", "frames export views"),
     ("Processes", "How each process starts, stops, restarts, and is seen from outside.", "process state supervisor serve up embedded outage data_directory service admin interrupt admission lag"),

@@ -1,0 +1,382 @@
+"""The size of a fleet: workers, leader, Postgres, NATS and sidecars for so many pods and requests, and what is too small first.
+
+No I/O. Everything is proportional: costs of one exchange, times the exchanges of a second. The costs are `COSTS`, measured once, or
+what `quantdrift plan --measure` finds on a machine.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from quantdrift.core.config.schema import GIB, KIB, MIB, Config
+from quantdrift.core.config.section import Section
+from quantdrift.core.text import columns
+
+_Count = Annotated[int, Meta(ge=1)]
+_Positive = Annotated[float, Meta(gt=0)]
+_Number = Annotated[float, Meta(ge=0)]
+_DAY_S: Final = 86_400
+_MONTH_DAYS: Final = 30
+_PAGE_BYTES: Final = 8 * KIB
+_TALLIES_A_DAY: Final = _DAY_S / 10
+_SIGNALS: Final = 4
+_EASY: Final = 0.7
+"""Share of a core that a process may fill: bursts and the work of housekeeping need the rest."""
+MOST_LEADERS: Final = 1
+"""Monitors that fold at the same time."""
+MONITOR_LIMIT_BYTES: Final = 2 * GIB
+"""Memory of a monitor in the manifests."""
+
+
+class Costs(Section, frozen=True, kw_only=True):
+    """What one of each costs: microseconds of processor time, and bytes.
+
+    Parameters
+    ----------
+    worker_us, nats_us, postgres_us
+        Of a small exchange of live traffic, without the reference: of the worker and all its threads, of NATS for all who use it, and
+        of Postgres for worker and monitor.
+    leader_exchange_us, leader_batch_us
+        Of the leading monitor: for an exchange, and for a batch of them.
+    comparison_bytes, tally_bytes, sum_bytes, detector_bytes
+        Rows with their indexes: a comparison; the counts of a sidecar and header stratum for ten seconds; the sums of a slice for an
+        hour; a signal of a slice.
+    message_bytes
+        Of an exchange in NATS, beside its tensors.
+    sidecar_bytes
+        Memory of a sidecar that works.
+    monitor_bytes, slice_bytes
+        Memory of a monitor, and for each slice of each version of the last 30 days.
+    """
+
+    worker_us: _Positive = 280.0
+    nats_us: _Positive = 210.0
+    postgres_us: _Positive = 520.0
+    leader_exchange_us: _Positive = 630.0
+    leader_batch_us: _Number = 2_700.0
+    comparison_bytes: _Positive = 1_000.0
+    tally_bytes: _Positive = 960.0
+    sum_bytes: _Positive = 800.0
+    detector_bytes: _Positive = 800.0
+    message_bytes: _Positive = 800.0
+    sidecar_bytes: _Positive = 160 * MIB
+    monitor_bytes: _Positive = 400e6
+    slice_bytes: _Positive = 28e3
+
+
+COSTS: Final = Costs()
+"""Measured: the table "What a fleet costs" in docs/explanation/performance.md says how, and a test compares both."""
+
+
+class Prices(Section, frozen=True, kw_only=True):
+    """Prices of a month in one currency. The defaults are assumptions: usual list prices of large clouds, in dollars."""
+
+    core: _Number = 25.0
+    memory_gib: _Number = 3.0
+    disk_gib: _Number = 0.1
+
+
+class Fleet(Section, frozen=True, kw_only=True):
+    """What is to be watched.
+
+    Parameters
+    ----------
+    pods, requests_per_s
+        Pods with a sidecar, and the requests of each.
+    sampled
+        Share of the requests that is replayed.
+    models, slices, versions
+        Models, slices of each, and versions of each within 30 days.
+    strata
+        Header strata.
+    tensor_bytes
+        Inputs and outputs of an exchange, as numbers: an image of 3 x 224 x 224 in FP32 has 602,112 bytes.
+    reference_ms
+        Processor time of one replay through the reference; 0: a GPU does it.
+    outage_hours
+        For how long workers may be away without a loss.
+    postgres_iops
+        Operations a second that the disk of Postgres allows.
+    server_cores
+        Cores of NATS, and of Postgres.
+    """
+
+    pods: _Count = 1
+    requests_per_s: _Positive = 100.0
+    sampled: Annotated[float, Meta(gt=0, le=1)] = 0.01
+    models: _Count = 1
+    slices: _Count = 50
+    versions: _Count = 4
+    strata: _Count = 1
+    tensor_bytes: _Positive = 4_000.0
+    reference_ms: _Number = 5.0
+    outage_hours: _Positive = 1.0
+    postgres_iops: _Positive = 3_000.0
+    server_cores: _Positive = 8.0
+    prices: Prices = Prices()
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that has an end.
+
+    Parameters
+    ----------
+    name, used, limit
+        What it is, and how much of it the fleet uses, in words.
+    ratio
+        Used over the limit: above 1 it is too small.
+    remedy
+        What to turn.
+    grows
+        Whether it grows with the traffic.
+    """
+
+    name: str
+    used: str
+    limit: str
+    ratio: float
+    remedy: str
+    grows: bool = True
+
+
+class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of everything.
+
+    Parameters
+    ----------
+    batch
+        Exchanges that a worker stores in one transaction, in the mean.
+    workers
+        Shadow workers of one core each.
+    leader_cores
+        Of the leading monitor; it is one process.
+    postgres_bytes_per_day, postgres_bytes
+        What is written a day, and what it grows to; without Postgres' log.
+    bounds
+        What has an end, the nearest first.
+    month
+        Money by part; `total` is their sum.
+    """
+
+    exchanges_per_s: float
+    batch: float
+    workers: int
+    leader_cores: float
+    monitor_bytes: float
+    nats_cores: float
+    nats_bytes: float
+    postgres_cores: float
+    postgres_bytes_per_day: dict[str, float]
+    postgres_bytes: float
+    postgres_iops: float
+    sidecar_bytes: float
+    sidecar_limit_bytes: float
+    bounds: list[Bound]
+    month: dict[str, float]
+
+
+def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Costs = COSTS) -> FleetSize:
+    """Return the size of a fleet.
+
+    Parameters
+    ----------
+    config
+        Its times of retention, limits of the stream and caps apply.
+    sidecar_limit_bytes
+        The memory limit of one sidecar.
+    """
+    per_s = fleet.pods * fleet.requests_per_s * fleet.sampled
+    replay_us = costs.worker_us + 1e3 * fleet.reference_ms
+    workers = max(1, math.ceil(per_s * replay_us / 1e6 / _EASY))
+    batch = min(
+        float(config.shadow.batch_items),
+        max(1.0, per_s / workers / fleet.models * config.shadow.batch_delay_s),
+    )
+    n_slices = fleet.models * fleet.slices
+    a_day = {
+        "comparisons": per_s * _DAY_S * costs.comparison_bytes,
+        "tallies": fleet.pods * fleet.strata * _TALLIES_A_DAY * costs.tally_bytes,
+        "hourly sums": 24 * n_slices * costs.sum_bytes,
+    }
+    storage = config.storage
+    postgres_bytes = (
+        storage.retention_days * (a_day["comparisons"] + a_day["tallies"])
+        + max(storage.history_days, storage.retention_days) * a_day["hourly sums"]
+        + n_slices * fleet.versions * _SIGNALS * costs.detector_bytes
+    )
+    # Of each batch, the transaction of its worker and that of the leader; of each ten seconds, one of each sidecar. Pages
+    # are written twice, to the log and to the table.
+    iops = 2 * per_s / batch + fleet.pods / 10 + 2 * sum(a_day.values()) / _DAY_S / _PAGE_BYTES
+    size = FleetSize(
+        exchanges_per_s=per_s,
+        batch=batch,
+        workers=workers,
+        leader_cores=per_s * (costs.leader_exchange_us + costs.leader_batch_us / batch) / 1e6,
+        monitor_bytes=costs.monitor_bytes + n_slices * fleet.versions * costs.slice_bytes,
+        nats_cores=per_s * costs.nats_us / 1e6,
+        nats_bytes=per_s
+        * 3600
+        * fleet.outage_hours
+        * (fleet.tensor_bytes + costs.message_bytes)
+        * config.stream.replicas,
+        postgres_cores=per_s * costs.postgres_us / 1e6,
+        postgres_bytes_per_day=a_day,
+        postgres_bytes=postgres_bytes,
+        postgres_iops=iops,
+        sidecar_bytes=fleet.pods * costs.sidecar_bytes,
+        sidecar_limit_bytes=float(fleet.pods * sidecar_limit_bytes),
+        bounds=[],
+        month={},
+    )
+    bounds = sorted(_bounds(fleet, config, size), key=lambda bound: -bound.ratio)
+    return msgspec.structs.replace(size, bounds=bounds, month=_month(fleet, size))
+
+
+def _bounds(fleet: Fleet, config: Config, size: FleetSize) -> Iterator[Bound]:
+    """Yield what has an end; each ratio grows with the traffic, or with the slices."""
+    cores = size.leader_cores / _EASY
+    yield Bound(
+        name="the leading monitor",
+        used=f"{size.leader_cores:.2f} cores",
+        limit=f"{MOST_LEADERS * _EASY:g} of {MOST_LEADERS}",
+        ratio=cores / MOST_LEADERS,
+        remedy="sample less (sampling.rate), or have fewer workers with larger batches (shadow.batch_delay_s): one process folds all models",
+    )
+    one = size.nats_bytes / config.stream.replicas
+    yield Bound(
+        name="the stream, in an outage",
+        used=_bytes(one),
+        limit=f"{_bytes(config.stream.max_bytes)} (stream.max_bytes)",
+        ratio=one / config.stream.max_bytes,
+        remedy=f"set stream.max_bytes = {math.ceil(one / GIB) * GIB:_}, with as much disk at NATS",
+    )
+    yield Bound(
+        name="the age of exchanges, in an outage",
+        used=f"{fleet.outage_hours:g} h",
+        limit=f"{config.stream.max_age_s / 3600:g} h (stream.max_age_s)",
+        ratio=3600 * fleet.outage_hours / config.stream.max_age_s,
+        remedy=f"set stream.max_age_s = {math.ceil(3600 * fleet.outage_hours)}",
+        grows=False,
+    )
+    yield Bound(
+        name="Postgres' disk",
+        used=f"{size.postgres_iops:,.0f} operations/s",
+        limit=f"{fleet.postgres_iops:,.0f} (postgres_iops)",
+        ratio=size.postgres_iops / fleet.postgres_iops,
+        remedy="take a faster disk, sample less, or let batches grow (shadow.batch_delay_s)",
+    )
+    for name, used in (("Postgres' processor", size.postgres_cores), ("NATS' processor", size.nats_cores)):
+        yield Bound(
+            name=name,
+            used=f"{used:.2f} cores",
+            limit=f"{_EASY * fleet.server_cores:g} of {fleet.server_cores:g} (server_cores)",
+            ratio=used / _EASY / fleet.server_cores,
+            remedy="sample less, or give it more cores",
+        )
+    each = fleet.requests_per_s * fleet.sampled
+    yield Bound(
+        name="what one sidecar sends",
+        used=f"{each:g} exchanges/s",
+        limit=f"{config.sampling.max_exchanges_per_s:g} (sampling.max_exchanges_per_s)",
+        ratio=each / config.sampling.max_exchanges_per_s,
+        remedy="sample less, or raise sampling.max_exchanges_per_s",
+    )
+    yield Bound(
+        name="the memory of a monitor",
+        used=_bytes(size.monitor_bytes),
+        limit=f"{_bytes(MONITOR_LIMIT_BYTES)} of its manifest",
+        ratio=size.monitor_bytes / MONITOR_LIMIT_BYTES,
+        grows=False,
+        remedy="raise the limit in its manifest, or watch fewer slices",
+    )
+
+
+def _month(fleet: Fleet, size: FleetSize) -> dict[str, float]:
+    """Return the price of a month by part."""
+    prices = fleet.prices
+    month = {
+        "sidecars' memory": size.sidecar_bytes / GIB * prices.memory_gib,
+        "shadow workers": size.workers * prices.core,
+        "monitor": math.ceil(size.leader_cores / _EASY) * prices.core
+        + size.monitor_bytes / GIB * prices.memory_gib,
+        "Postgres": math.ceil(size.postgres_cores / _EASY) * prices.core
+        + 2 * size.postgres_bytes / GIB * prices.disk_gib,  # its log and room for vacuum
+        "NATS": math.ceil(size.nats_cores / _EASY) * prices.core + size.nats_bytes / GIB * prices.disk_gib,
+    }
+    return {**month, "total": sum(month.values())}
+
+
+def planned_fleet(size: FleetSize, fleet: Fleet, costs: Costs = COSTS) -> str:
+    """Return the size as text, and first what is too small."""
+    whose = (
+        "of the project's benchmarks (docs/explanation/performance.md)" if costs == COSTS else "measured here"
+    )
+    too_small = [bound for bound in size.bounds if bound.ratio > 1]
+    head = (
+        f"{fleet.pods:,} pods of {fleet.requests_per_s:g} requests/s, {fleet.sampled:.2%} replayed: "
+        f"{size.exchanges_per_s:,.0f} exchanges/s; costs are {whose}"
+    )
+    lines = [head, ""]
+    if too_small:
+        lines += ["Too small for this:", *(f"  - {_said(bound)}: {bound.remedy}" for bound in too_small), ""]
+    if nearest := next((bound for bound in size.bounds if bound.grows and bound.ratio <= 1), None):
+        whole = "The next" if too_small else "Everything holds. The first"
+        lines += [
+            f"{whole} that traffic makes too small, at {1 / nearest.ratio:.1f} times this: {_said(nearest)}",
+            "",
+        ]
+    per_day = " + ".join(f"{name} {_bytes(n_bytes)}" for name, n_bytes in size.postgres_bytes_per_day.items())
+    rows = [
+        ("shadow workers, one core each", f"{size.workers:,}", f"batches of {size.batch:.0f} exchanges"),
+        (
+            "leading monitor",
+            f"{size.leader_cores:.2f} cores",
+            f"{_bytes(size.monitor_bytes)} of memory; a second one stands by",
+        ),
+        ("Postgres", f"{_bytes(sum(size.postgres_bytes_per_day.values()))}/day", per_day),
+        (
+            "",
+            _bytes(size.postgres_bytes),
+            "in all, at the configured times of retention; twice that with its log",
+        ),
+        (
+            "",
+            f"{size.postgres_iops:,.0f}/s",
+            f"operations of its disk; {size.postgres_cores:.2f} cores",
+        ),
+        (
+            "NATS",
+            _bytes(size.nats_bytes),
+            f"disk for an outage of {fleet.outage_hours:g} h; {size.nats_cores:.2f} cores",
+        ),
+        (
+            "sidecars",
+            _bytes(size.sidecar_bytes),
+            f"of memory requested; {_bytes(size.sidecar_limit_bytes)} if each took its limit",
+        ),
+    ]
+    lines += [columns(("part", "size", ""), rows), ""]
+    lines.append(
+        columns(("a month", "price"), [(name, f"{price:,.0f}") for name, price in size.month.items()])
+    )
+    if fleet.prices == Prices():
+        prices = fleet.prices
+        lines.append(
+            f"Prices are an assumption: {prices.core:g} for a core, {prices.memory_gib:g} for a GiB of memory, {prices.disk_gib:g} of disk."
+            " Give yours in [prices]."
+        )
+    return "\n".join(lines)
+
+
+def _said(bound: Bound) -> str:
+    return f"{bound.name} ({bound.used}; limit: {bound.limit})"
+
+
+def _bytes(n_bytes: float) -> str:
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if n_bytes >= factor:
+            return f"{n_bytes / factor:.3g} {unit}"
+    return f"{n_bytes / 1e3:.3g} kB"

@@ -1,0 +1,121 @@
+"""The size of a fleet, by calculation, and the pages that say what it calculates with."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quantdrift.cli.config_summary import memory_bytes
+from quantdrift.core.config.schema import GIB, Config, Stream
+from quantdrift.monitor.planning.fleet import COSTS, Costs, Fleet, FleetSize, fleet_size, planned_fleet
+from tests.support.commands import invoked
+
+pytestmark = pytest.mark.unit
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FLEET = Fleet(pods=500, requests_per_s=200.0, models=20, slices=200)
+
+
+def _size(fleet: Fleet, config: Config | None = None, costs: Costs = COSTS) -> FleetSize:
+    config = config or Config()
+    return fleet_size(fleet, config, memory_bytes(config), costs)
+
+
+def test_the_pages_say_what_is_calculated_with() -> None:
+    """The table of costs is the record, the printed plan is what the command prints, and the capacity page agrees with both."""
+    performance = (DOCS / "explanation/performance.md").read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| [^|]+ \| `(\w+)` \| ([\d,.]+) \|$", performance, re.MULTILINE))
+    told = {name: float(value.replace(",", "")) for name, value in table.items()}
+    costs = msgspec.structs.asdict(COSTS)
+    assert told == {
+        name: costs[name] for name in costs if name not in {"sidecar_bytes", "monitor_bytes", "slice_bytes"}
+    }
+    page = (DOCS / "how-to/plan.md").read_text(encoding="utf-8")
+    fleet, printed = re.findall(
+        r"```(?:toml|console)\n(pods = .*?|\$ quantdrift plan --fleet fleet.toml\n.*?)\n```", page, re.DOTALL
+    )
+    planned = msgspec.convert(tomllib.loads(fleet), Fleet)
+    assert planned == FLEET
+    assert printed.partition("\n")[2] == planned_fleet(_size(planned), planned)
+    rows = {
+        match[1]: match
+        for match in re.finditer(
+            r"^\| database: ([\w ]+) \| ([\d.]+) kB(?: \(([\d.]+) kB)?",
+            (DOCS / "how-to/operate.md").read_text(),
+            re.MULTILINE,
+        )
+    }
+    for name, n_bytes in (
+        ("comparisons", COSTS.comparison_bytes),
+        ("hourly sums", COSTS.sum_bytes),
+        ("detectors", COSTS.detector_bytes),
+    ):
+        assert 1000 * float(rows[name][2]) == n_bytes
+    assert 1000 * float(rows["tallies"][3]) == COSTS.tally_bytes
+
+
+@pytest.mark.parametrize("pods", [500, 5_000, 20_000, 100_000])
+def test_the_table_of_fleets_is_what_is_calculated(pods: int) -> None:
+    """Each column of the performance page."""
+    text = (DOCS / "explanation/performance.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.partition("**Calculated**")[2].splitlines()
+        if line.startswith("| ")
+    ]
+    column = rows[0].index(f"{pods:,}")
+    cells = {row[0]: row[column] for row in rows[:8]}
+    size = _size(msgspec.structs.replace(FLEET, pods=pods))
+    assert cells["shadow workers"] == f"{size.workers:,}"
+    assert float(cells["leading monitor, cores"]) == pytest.approx(size.leader_cores, rel=0.01)
+    operations, cores = cells["its disk, operations a second; cores"].replace(",", "").split(";")
+    assert (float(operations), float(cores)) == pytest.approx(
+        (size.postgres_iops, size.postgres_cores), rel=0.01
+    )
+    assert cells["exchanges a second"] == f"{size.exchanges_per_s:,.0f}"
+
+
+def test_what_is_too_small_comes_first_with_what_to_turn() -> None:
+    """The leader and the stream for this fleet; with longer batches and a larger stream everything holds."""
+    size = _size(FLEET)
+    assert [bound.name for bound in size.bounds if bound.ratio > 1] == [
+        "the stream, in an outage",
+        "the leading monitor",
+    ]
+    slower = Config(
+        shadow=msgspec.structs.replace(Config().shadow, batch_delay_s=8.0, batch_items=256),
+        stream=Stream(max_bytes=18 * GIB),
+    )
+    held = _size(msgspec.structs.replace(FLEET, reference_ms=0.5), slower)
+    assert held.batch > 100
+    assert [bound.name for bound in held.bounds if bound.ratio > 1] == []
+    assert "Everything holds. The first that traffic makes too small" in planned_fleet(held, FLEET)
+
+
+def test_everything_grows_with_the_pods() -> None:
+    """Twice the pods are twice the bytes and exchanges; cheaper comparisons take less."""
+    one, two = _size(FLEET), _size(msgspec.structs.replace(FLEET, pods=1000))
+    for name in ("comparisons", "tallies"):
+        assert two.postgres_bytes_per_day[name] == 2 * one.postgres_bytes_per_day[name]
+    assert two.nats_bytes == 2 * one.nats_bytes
+    assert two.sidecar_bytes == 2 * one.sidecar_bytes
+    smaller = _size(FLEET, costs=msgspec.structs.replace(COSTS, comparison_bytes=250.0))
+    assert smaller.postgres_bytes_per_day["comparisons"] == one.postgres_bytes_per_day["comparisons"] / 4
+    assert smaller.month["total"] < one.month["total"]
+
+
+def test_the_command_takes_a_file_and_names_its_mistakes(tmp_path: Path) -> None:
+    """Without a configuration the defaults apply; an unknown option is refused with the nearest name."""
+    file = tmp_path / "fleet.toml"
+    file.write_text("pods = 3\nrequest_per_s = 10\nmodels = 0\n")
+    refused = invoked("plan", "--fleet", str(file), directory=tmp_path)
+    assert refused.returncode == 2
+    assert "requests_per_s" in refused.stderr
+    assert "models" in refused.stderr
+    file.write_text("pods = 3\n[prices]\ncore = 0\nmemory_gib = 0\ndisk_gib = 0\n")
+    printed = invoked("plan", "--fleet", str(file), "--json", directory=tmp_path)
+    assert printed.returncode == 0, printed.stderr
+    size = msgspec.json.decode(printed.stdout)["size"]
+    assert (size["exchanges_per_s"], size["month"]["total"]) == (3.0, 0.0)
