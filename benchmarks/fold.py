@@ -37,7 +37,7 @@ from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.header import LAST_AT, M
 from quantdrift.drift.evidence.state import dump_state
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.service import BATCHES_AT_ONCE
+from quantdrift.monitor.service import ROWS_AT_ONCE
 from quantdrift.storage.fold_rows import (
     BatchRows,
     Catalog,
@@ -52,6 +52,7 @@ from quantdrift.storage.fold_rows import (
 
 OUT = Path("out/benchmarks")
 BATCH = 64
+_AT_ONCE = ROWS_AT_ONCE // BATCH  # batches
 SLICES_OF_EXCHANGE = 8
 BEGIN_US = 1_770_000_000_000_000
 EXCHANGES_PER_S = 50
@@ -177,7 +178,7 @@ def measure(slices: int, scale: Scale) -> Cost:
     return Cost(
         slices=slices,
         written_each=_median_us(slices, 1, scale.batches // 5, scale.batches),
-        backlog=_median_us(slices, BATCHES_AT_ONCE, 1, scale.backlogs),
+        backlog=_median_us(slices, _AT_ONCE, 1, scale.backlogs),
     )
 
 
@@ -353,7 +354,7 @@ def drawn(costs: list[Cost], directory: Path) -> list[Path]:
         slices,
         [one.backlog for one in costs],
         marker="s",
-        label=f"rows written after {BATCHES_AT_ONCE} batches (a backlog)",
+        label=f"rows written after {_AT_ONCE} batches (a backlog)",
     )
     for goal, at in ((7.0, 40), (15.0, 1_000)):
         axes.plot([at], [goal], marker="_", markersize=18, color="black", linestyle="none")

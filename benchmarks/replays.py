@@ -56,7 +56,7 @@ _LONGEST_S: Final = 600.0
 _POLL_S: Final = 0.02
 _FAR_S: Final = 0.5
 _HZ: Final = os.sysconf("SC_CLK_TCK")
-_SPAWN: Final = multiprocessing.get_context("spawn")
+SPAWN: Final = multiprocessing.get_context("spawn")
 _SITES: Final = ("north", "east", "south", "west")
 _SLICES: Final = (
     Slice(name="site", header="x-site"),
@@ -85,7 +85,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
     def cpu_s(self) -> dict[str, float]:
         """Return the processor time that each server took so far."""
-        return {"nats": _cpu_s(self.nats_pid), "postgres": _cpu_s(self.postgres_pid, with_children=True)}
+        return {"nats": cpu_s(self.nats_pid), "postgres": cpu_s(self.postgres_pid, with_children=True)}
 
 
 @contextmanager
@@ -167,7 +167,7 @@ class Worker:
         for process in self._processes.values():
             threads = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
             loop_s += threads.get(process.pid, 0.0)
-            all_s += _cpu_s(process.pid)
+            all_s += cpu_s(process.pid)
         return {"loop": loop_s, "replay": all_s - loop_s, **self._servers.cpu_s()}
 
     def steps_s(self) -> dict[str, float]:
@@ -202,7 +202,7 @@ async def running(config: Config, servers: Servers, n: int = 1) -> AsyncIterator
         for _ in range(n):
             admin = f"127.0.0.1:{_free_port()}"
             own = msgspec.structs.replace(config, shadow=msgspec.structs.replace(config.shadow, admin=admin))
-            processes[admin] = _SPAWN.Process(target=_work, args=(own, servers.dsn), daemon=True)
+            processes[admin] = SPAWN.Process(target=_work, args=(own, servers.dsn), daemon=True)
             processes[admin].start()
         for admin, process in processes.items():
             await _until_ready(admin, process)
@@ -264,8 +264,8 @@ class Bare:
 @contextmanager
 def bare(config: Config) -> Iterator[Bare]:
     """Open the first model's reference as the worker does, niced as the worker is."""
-    ours, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_bare, args=(config, theirs), daemon=True)
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=_bare, args=(config, theirs), daemon=True)
     process.start()
     try:
         yield Bare(ours)
@@ -396,7 +396,7 @@ def _get(url: str) -> str:
         return text
 
 
-def _cpu_s(pid: int, *, with_children: bool = False) -> float:
+def cpu_s(pid: int, *, with_children: bool = False) -> float:
     """Return the processor time of a process so far, with that of children that live and that are gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -404,7 +404,7 @@ def _cpu_s(pid: int, *, with_children: bool = False) -> float:
         return 0.0
     own = sum(int(field) for field in fields[11 : 15 if with_children else 13]) / _HZ
     children = psutil.Process(pid).children() if with_children else []
-    return own + math.fsum(_cpu_s(child.pid, with_children=True) for child in children)
+    return own + math.fsum(cpu_s(child.pid, with_children=True) for child in children)
 
 
 def _free_port() -> int:

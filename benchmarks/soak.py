@@ -53,7 +53,6 @@ from quantdrift.core.records import (
 )
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.service import BATCHES_AT_ONCE
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.comparisons.rows import ComparedExchange, ComparedItem, StoreBatch, VersionKey
@@ -75,6 +74,7 @@ OVERLAP: Final = timedelta(hours=6)
 STORAGE: Final = Storage(retention_days=7)
 RETIRED_AFTER_DAYS: Final = 30
 _MB: Final = 1e6
+_BATCHES_AT_ONCE: Final = 64
 # A monitor that is wrong about its bound is found out; one that keeps it has two pages or more with a probability of 0.5 %.
 _PAGES: Final = 1
 Figures = dict[str, float | int | str | None]
@@ -202,7 +202,7 @@ class Soak:
             )
             await writer.store_tallies("soak", [self._tally(at)], [at])
             n_stored += 2
-            if n_stored >= BATCHES_AT_ONCE:
+            if n_stored >= _BATCHES_AT_ONCE:
                 n_stored = 0
                 await self._fold_all(database)
         await self._fold_all(database)
@@ -290,13 +290,13 @@ class Soak:
 
     async def _fold_all(self, database: Database) -> None:
         """Fold everything that is stored, as the leading monitor does."""
-        n = BATCHES_AT_ONCE
-        while n == BATCHES_AT_ONCE:
+        n = _BATCHES_AT_ONCE
+        while n == _BATCHES_AT_ONCE:
             async with database.begin() as connection:
                 if self._fold is None:
                     self._fold = Fold(self._config, await resume(connection))
                 fold = self._fold
-                batches = await claim(connection, fold.position.fold_seq, BATCHES_AT_ONCE)
+                batches = await claim(connection, fold.position.fold_seq, _BATCHES_AT_ONCE)
                 wanted = fold.policies() | {row.policy_id for rows in batches for row in rows.comparisons}
                 fold.learn(await load_catalog(connection, wanted=wanted, known=fold.catalog))
                 for batch in batches:

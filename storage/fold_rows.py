@@ -270,11 +270,13 @@ class BatchRows(_Row, frozen=True, kw_only=True):
     `decisions` are people's decisions about baselines since the previous batch, `slices` the discovered slices that were
     confirmed, retired or restored, `closes` the alerts that people closed; all apply from this batch on. `unreferenced` are
     versions without a reference whose exchanges the workers received, `noise` items that were computed twice. `captured_us` is
-    the latest capture time in it; 0: not known. `compares` says that a worker compared something, which may be folded later.
+    the latest capture time in it; 0: not known. `compares` says that a worker compared something, which may be folded later;
+    `n_rows` is how many rows were stored with it.
     """
 
     fold_seq: int
     stored_us: int
+    n_rows: int = 0
     captured_us: int = 0
     compares: bool = True
     comparisons: tuple[ComparisonRow, ...] = ()

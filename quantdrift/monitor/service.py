@@ -70,7 +70,10 @@ from quantdrift.storage.slices.places import settle_places, sources
 EXPORT_S: Final = 15.0
 """Time between two exports of the gauges, unless the variable of OpenTelemetry says otherwise."""
 _EXPORT_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
-BATCHES_AT_ONCE = 64
+BATCHES_AT_ONCE: Final = 1_024
+ROWS_AT_ONCE: Final = 4_096
+"""A fold takes batches until one of the two is reached: what it costs besides, above all to write states, is then little for each exchange,
+however small the batches are."""
 MAINTENANCE_EVERY = timedelta(days=1)
 _LONGEST_PAUSE_S = 2.0  # an outage of Postgres is longer by at most this
 _REPEATED_S: Final = 60.0
@@ -325,7 +328,7 @@ class MonitorService:
             if leads and not self._gauges.leads:
                 _LOG.info("this monitor leads")
             self._gauges.leads = leads
-            n_folded = await self._fold_once() if leads else 0
+            more = await self._fold_once() if leads else False
         except BaseException as error:
             # Whatever was not committed is lost: the next turn starts from the database.
             self._fold = None
@@ -339,10 +342,11 @@ class MonitorService:
         if not leads:
             self._fold = None
             self._gauges.clear()
-        if n_folded < BATCHES_AT_ONCE:
+        if not more:
             await self._stop.wait(TURN_S)
 
-    async def _fold_once(self) -> int:
+    async def _fold_once(self) -> bool:
+        """Fold what waits, up to a limit; return whether more may wait."""
         begun_s = self._clock.monotonic_s()
         progress = self._leadership.progress
         async with self._database.begin() as connection:
@@ -358,6 +362,7 @@ class MonitorService:
                     fold.position.fold_seq,
                     BATCHES_AT_ONCE,
                     timedelta(seconds=self._config.monitor.reorder_s),
+                    most_rows=ROWS_AT_ONCE,
                 )
             wanted = fold.policies() | {row.policy_id for rows in batches for row in rows.comparisons}
             wanted |= {row.policy_id for rows in batches for row in rows.noise}
@@ -401,7 +406,7 @@ class MonitorService:
         if batches:
             self._folded.add(len(batches))
             self._fold_time.record(self._clock.monotonic_s() - begun_s)
-        return len(batches)
+        return len(batches) >= BATCHES_AT_ONCE or sum(batch.n_rows for batch in batches) >= ROWS_AT_ONCE
 
     async def _outbox_turn(self) -> None:
         failed = False

@@ -62,13 +62,20 @@ _LAST_COMPARED: Final = text(
     "select stored_at from batch where kind = 'comparison' and fold_seq <= :last order by fold_seq desc limit 1"
 )
 _BATCH: Final = """
-    batch.id, batch.fold_seq, batch.kind, batch.worker, batch.stored_at, batch.captured_from, batch.captured_to,
+    batch.id, batch.fold_seq, batch.kind, batch.worker, batch.n_rows, batch.stored_at, batch.captured_from, batch.captured_to,
     batch.unreferenced, batch.compared_model as model, batch.read_after, batch.read_until, batch.rest_until, batch.read_from, batch.horizon_s
 """
 _NUMBER: Final = text(f"""
     with next as (
         select id, row_number() over (order by id) as place
-        from (select id from batch where fold_seq is null order by id limit :most for update) unfolded
+        from (
+            select id from batch where fold_seq is null and id <= (
+                select max(id) from (
+                    select id, sum(n_rows) over (order by id) - n_rows as n_before
+                    from batch where fold_seq is null order by id limit :most
+                ) waiting where n_before < :most_rows
+            ) order by id for update
+        ) unfolded
     )
     update batch set fold_seq = :last + next.place from next where batch.id = next.id
     returning {_BATCH}
@@ -350,12 +357,19 @@ async def _policies(
 
 
 async def claim(
-    connection: AsyncConnection, after: int, most: int, horizon: timedelta = timedelta(0)
+    connection: AsyncConnection,
+    after: int,
+    most: int,
+    horizon: timedelta = timedelta(0),
+    *,
+    most_rows: int = 1_000_000_000,
 ) -> list[BatchRows]:
     """Assign numbers to up to `most` new batches, consecutively after `after`; return them with what is folded with each.
 
     Parameters
     ----------
+    most_rows
+        Number of rows after which it takes no further batch.
     horizon
         How long exchanges wait for those that were captured earlier: `quantdrift.storage.fold.reading_order`. Without it a batch
         comes with its own rows.
@@ -370,7 +384,7 @@ async def claim(
         raise RetryError(
             f"the database is at fold {position.fold_seq}, not at {after}: another monitor leads"
         )
-    numbering = {"most": most, "last": after}
+    numbering = {"most": most, "most_rows": most_rows, "last": after}
     if horizon:
         await connection.execute(_PASS_MARK, {"worker": _MONITOR})
     numbered = (await connection.execute(_NUMBER, numbering)).mappings().all()
@@ -427,6 +441,7 @@ async def _batches(
     return [
         BatchRows(
             fold_seq=row["fold_seq"],
+            n_rows=row["n_rows"],
             stored_us=to_us(row["stored_at"]),
             captured_us=to_us(row["captured_to"]),
             compares=row["kind"] == "comparison",

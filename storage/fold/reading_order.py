@@ -5,7 +5,8 @@ shape, the conditional mean in such a batch is not that of the traffic, and a bo
 in the order of batches. So a batch only brings its exchanges: they are folded once the *read mark* of their model has passed
 their capture.
 
-The mark is the latest capture among the batches that were stored at least a horizon ago. What was fetched before them was captured
+The mark is the latest capture among the batches that were stored at least a horizon ago; it moves once in a second of storing, so that
+many small batches cost no more than a few large ones. What was fetched before them was captured
 before, and has had that long to be stored as well. So it is valid for a backlog too, where all captures are old, and for several
 workers. What comes later than that is late: a redelivery, a retry alone, replays that take longer than others. Where it is late by seconds,
 the horizon grows by them, up to 30 s, and falls again over hours: what is always late by ten seconds is late once. Late exchanges
@@ -27,6 +28,8 @@ from quantdrift.core.sampling.hash_draw import draw
 
 LATE_SPREAD: Final = 12  # shortest horizons: a minute of captures at the default
 MOST_HORIZON_US: Final = 30_000_000  # a worker that dies, or a clock that is slow, delays no alert by minutes
+STEP_US: Final = 1_000_000
+"""The mark moves with the first batch that is stored in one of these."""
 _FALLS_IN_US: Final = 3_600_000_000.0
 _LATE_KEY: Final = b"late"
 
@@ -143,10 +146,11 @@ class ReadingOrder:
         # An exchange that was captured ten seconds ago needs no horizon of more, however far the mark is ahead of it.
         needed_us = min(self._horizon_us + after_us - captured_from_us, now_us - captured_from_us)
         horizon_us = self._horizon(now_us - self._now_us, needed_us if late else 0)
+        moves = now_us // STEP_US > self._now_us // STEP_US
         self._now_us = now_us
         self._waiting.append((now_us - horizon_us if ends else now_us, captured_to_us))
         until_us = after_us
-        while self._waiting and (ends or self._waiting[0][0] <= now_us - horizon_us):
+        while self._waiting and (ends or (moves and self._waiting[0][0] <= now_us - horizon_us)):
             until_us = max(until_us, self._waiting.popleft()[1])
         spread_us = LATE_SPREAD * self._shortest_us
         rest_us = max(captured_to_us, after_us + spread_us) if late else captured_to_us

@@ -146,11 +146,19 @@ class Case(msgspec.Struct, frozen=True):
         None: that of the slice's phase.
     words
         The reason, or what returns it. A reason that is always the same is not written again.
+    counts
+        Whether the reason has figures that only comparisons of the slice change: `n_groups`, `n_missing`, `has_people`.
     """
 
     holds: Callable[[Facts, Monitor], BoolArray]
     verdict: Verdict | None
     words: str | Callable[[SliceStatus, Monitor], str]
+    counts: bool = False
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a slice that is judged by it again says the same, but for its own figures."""
+        return self.counts or isinstance(self.words, str)
 
 
 def judge(status: SliceStatus, limits: Monitor) -> tuple[Verdict, str]:
@@ -243,6 +251,7 @@ CASES: Final = (
         lambda status, limits: words.too_few(
             limits.min_groups - status.n_groups, has_people=status.has_people
         ),
+        counts=True,
     ),
     Case(
         lambda of, _: of.sessions,
@@ -273,6 +282,7 @@ CASES: Final = (
         lambda of, _: of.n_missing > 0,
         Verdict.OK,
         lambda status, _: words.no_baseline_yet(status.n_missing, has_people=status.has_people),
+        counts=True,
     ),
     Case(
         lambda of, _: np.ones_like(of.replaced),
@@ -281,6 +291,7 @@ CASES: Final = (
     ),
 )
 """The cases of the verdict in their order: the first that holds counts. A slice's `judged` is its place in it, from 1."""
+_COUNTING: Final = np.array([False, *(case.counts for case in CASES)])  # by `judged`
 
 
 # Of its states, of loss, whether its version was replaced, why noise is too much, the attribute of undeclared sessions, whether
@@ -294,7 +305,7 @@ def settle(state: FoldState, slices: Sequence[SliceState], rows: IntArray, compa
     """Judge slices again, and note their verdicts; an alert of a version that another one has replaced ends until it is back.
 
     First it is found for all of them at once by which case they are judged. Where that says the same as before in the
-    same words, only the time of the verdict changes.
+    same words, only the time of the verdict changes, and the slice's own figures in them.
 
     Parameters
     ----------
@@ -310,11 +321,27 @@ def settle(state: FoldState, slices: Sequence[SliceState], rows: IntArray, compa
     again = rows[same & compared]
     table.updated_us[again], table.fold_seq[again] = state.now_us, state.fold_seq
     table.stale[again] = table.unweighed[again] = table.dirty[again] = True
+    for index in np.flatnonzero(same & compared & _COUNTING[cases]).tolist():
+        slices[index].reason = _counted(state, slices[index], CASES[cases[index] - 1])
     for index in np.flatnonzero(~same).tolist():
         entry, case = slices[index], int(cases[index])
         _settle(state, entry, touched=bool(compared[index]))
-        is_repeatable = case != UNJUDGED and isinstance(CASES[case - 1].words, str)
-        table.judged[entry.row] = case if is_repeatable else UNJUDGED
+        table.judged[entry.row] = case if case != UNJUDGED and CASES[case - 1].is_repeatable else UNJUDGED
+
+
+def _counted(state: FoldState, entry: SliceState, case: Case) -> str:
+    """Return the reason of a case whose words have the slice's own figures alone."""
+    assert not isinstance(case.words, str)
+    status = SliceStatus(
+        phase=Phase.WATCHING,
+        evidence_ratio=0.0,
+        n_groups=state.table.n_groups.item(entry.row),
+        silent_s=0.0,
+        counts=_NOTHING,
+        n_missing=state.table.missing.item(entry.row),
+        has_people=state.has_people(entry.key),
+    )
+    return case.words(status, state.limits)
 
 
 def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:

@@ -1,0 +1,261 @@
+"""What the leading monitor costs for each exchange: processor time, its own and that of Postgres.
+
+    python -m benchmarks.leader [--quick] [--slices N ...] [--batches N ...]
+
+The real monitor, in a process of its own, leads and folds batches that the real writer stored in a real Postgres server (with `fsync`).
+It stands still while a backlog is stored, and goes on when all of it is there. Every exchange has one item, which lies in `all` and in
+seven other slices, drawn evenly, which touches the most slices; all are watched with the defaults. Processor time is counted in the
+middle of the backlog, from one number of batches that wait to another: of the monitor, of all of Postgres.
+
+`leader_exchanges_per_s` is what one core could fold if it did all of that, Postgres included, and nothing else, at 1,000 slices;
+`leader_small_batch_ratio` how much more an exchange costs in batches of three than in batches of 64.
+"""
+
+import argparse
+import asyncio
+import math
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import asyncpg
+import msgspec
+import numpy as np
+
+from benchmarks.replays import READY_S, SPAWN, Servers, cpu_s, servers_in
+from benchmarks.result import Goal, finish
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config, Model, Monitor, Stream
+from quantdrift.core.process.run import GRACE_S, run
+from quantdrift.core.records import Exchange, Predicate, Sampling
+from quantdrift.core.sampling.rates import policy_of
+from quantdrift.core.slices import SliceKey
+from quantdrift.monitor.service import serve
+from quantdrift.storage.comparisons.rows import ComparedExchange, ComparedItem, StoreBatch, VersionKey
+from quantdrift.storage.comparisons.writer import Writer
+from quantdrift.storage.database import Database
+
+_MODEL: Final = "tiny"
+_SLICES_OF_EXCHANGE: Final = 8
+_EXCHANGES_PER_S: Final = 50  # of the time of capture
+_GOAL_PER_S: Final = 8_000.0
+_GOAL_RATIO: Final = 2.0
+_GOAL_AT: Final = 1_000  # slices
+_LARGE, _SMALL = 64, 3
+_WITHIN_S: Final = 600.0
+_LEAST, _MOST = 400, 8_000  # batches of a backlog
+_POLL_S: Final = 0.05
+# Exchanges wait `monitor.reorder_s` for earlier ones, by the time at which batches were stored.
+_STORED: Final = "update batch set stored_at = captured_to + interval '1 second' where fold_seq is null"
+_EDGE: Final = 0.2
+"""Share of a backlog that is folded before, and after, the part that counts."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """Microseconds of processor time for one exchange."""
+
+    slices: int
+    batch: int
+    monitor_us: float
+    postgres_us: float
+
+    @property
+    def per_s(self) -> float:
+        """Exchanges a second that one core could fold."""
+        return 1e6 / (self.monitor_us + self.postgres_us)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.leader",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="smaller backlogs")
+    parser.add_argument("--slices", type=int, nargs="+", default=[40, _GOAL_AT], help="numbers of slices")
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[_LARGE, 25, _SMALL], help="exchanges in a batch"
+    )
+    given = parser.parse_args(arguments)
+    n = 25_000 if given.quick else 75_000
+    found: list[Found] = []
+    for slices in given.slices:
+        with tempfile.TemporaryDirectory(prefix="qd-") as folder, servers_in(Path(folder)) as servers:
+            for one in asyncio.run(_measure(servers, slices, given.batches, n)):
+                found.append(one)
+                print(
+                    f"{one.slices:>6} slices, {one.batch:>3} exchanges in a batch: {one.per_s:>7,.0f} exchanges/s and core; "
+                    f"microseconds each: monitor {one.monitor_us:.0f}, Postgres {one.postgres_us:.0f}",
+                    flush=True,
+                )
+    figures: dict[str, float | int | str | None] = {}
+    for one in found:
+        figures[f"leader_monitor_us_{one.slices}_{one.batch}"] = one.monitor_us
+        figures[f"leader_postgres_us_{one.slices}_{one.batch}"] = one.postgres_us
+    by_size = {(one.slices, one.batch): one.per_s for one in found}
+    goals = []
+    if (most := by_size.get((_GOAL_AT, _LARGE))) is not None:
+        figures["leader_exchanges_per_s"] = most
+        goals.append(
+            Goal(name="leader_exchanges_per_s", value=most, bound=_GOAL_PER_S, unit="1/s", at_most=False)
+        )
+        if (small := by_size.get((_GOAL_AT, _SMALL))) is not None:
+            figures["leader_small_batch_ratio"] = most / small
+            goals.append(
+                Goal(name="leader_small_batch_ratio", value=most / small, bound=_GOAL_RATIO, unit="ratio")
+            )
+    finish("leader", figures, goals)
+    return 0
+
+
+async def _measure(servers: Servers, slices: int, batches: Sequence[int], n_exchanges: int) -> list[Found]:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        admin = f"127.0.0.1:{one.getsockname()[1]}"
+    config = Config(
+        stream=Stream(url=servers.nats_url, name="leader"),
+        monitor=Monitor(admin=admin),
+        models=(Model(name=_MODEL),),
+    )
+    traffic = _Traffic(config, slices)
+    watch = await asyncpg.connect(servers.dsn)
+    process = SPAWN.Process(target=_work, args=(config, servers.dsn), daemon=True)
+    process.start()
+    assert process.pid is not None
+    try:
+        async with Database(servers.dsn) as database:
+            writer = Writer(database, SystemClock())
+            for _ in range(math.ceil(slices / _LARGE) + 8):  # each slice has been seen
+                await writer.store(traffic.batch(_LARGE))
+            await watch.execute(_STORED)
+            await _until_left(watch, 0)
+            found = []
+            for size in batches:
+                n = min(max(_LEAST, n_exchanges // size), _MOST)
+                os.kill(process.pid, signal.SIGSTOP)
+                for _ in range(n):
+                    await writer.store(traffic.batch(size))
+                await watch.execute(_STORED)
+                os.kill(process.pid, signal.SIGCONT)
+                first = await _until_left(watch, int(n * (1 - _EDGE)))
+                before = cpu_s(process.pid), cpu_s(servers.postgres_pid, with_children=True)
+                last = await _until_left(watch, int(n * _EDGE))
+                after = cpu_s(process.pid), cpu_s(servers.postgres_pid, with_children=True)
+                await _until_left(watch, 0)
+                monitor_us, postgres_us = (
+                    1e6 * (late - early) / ((first - last) * size)
+                    for early, late in zip(before, after, strict=True)
+                )
+                found.append(Found(slices=slices, batch=size, monitor_us=monitor_us, postgres_us=postgres_us))
+            return found
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+        process.terminate()
+        await asyncio.to_thread(process.join, READY_S)
+        await watch.close()
+
+
+class _Traffic:
+    """Batches of compared exchanges, one after another in time of capture.
+
+    Parameters
+    ----------
+    config
+        Of the monitor.
+    slices
+        How many slices there are, `all` among them.
+    """
+
+    def __init__(self, config: Config, slices: int) -> None:
+        self._rng = np.random.default_rng(5)
+        self._at = datetime.now(UTC) - timedelta(hours=20)
+        self._all = SliceKey(model=_MODEL, name="all", predicate="true")
+        self._others = [
+            SliceKey(
+                model=_MODEL,
+                name=f"tenant={number}",
+                predicate=f'header.x-tenant = "{number}"',
+                where=(Predicate(key="header.x-tenant", equals=str(number)),),
+            )
+            for number in range(1, slices)
+        ]
+        self._version = VersionKey(model=_MODEL, candidate_version="2", reference_digest="d" * 64)
+        self._sampling = Sampling(
+            policy=policy_of(config.sampling, "benchmark"),
+            header_stratum="default",
+            body_stratum="default",
+            pi1=0.25,
+            pi2=1.0,
+            u1=0.1,
+            u2=0.1,
+        )
+
+    def batch(self, n: int) -> StoreBatch:
+        """Return the next batch."""
+        return StoreBatch(
+            worker="benchmark",
+            at=datetime.now(UTC),
+            compared=tuple(self._exchange() for _ in range(n)),
+        )
+
+    def _exchange(self) -> ComparedExchange:
+        self._at += timedelta(seconds=1 / _EXCHANGES_PER_S)
+        chosen = self._rng.choice(
+            len(self._others), min(_SLICES_OF_EXCHANGE - 1, len(self._others)), replace=False
+        )
+        divergence = float(self._rng.lognormal(-6.0, 1.0))
+        item = ComparedItem(
+            slices=(self._all, *(self._others[number] for number in chosen)),
+            features={},
+            flip=bool(self._rng.random() < 0.003),
+            topk=False,
+            js=divergence / 8,
+            divergence=divergence,
+            margin=0.01,
+            candidate_margin=float(self._rng.beta(2.0, 1.0)),
+            reference_margin=0.5,
+            detail='{"candidate_top": 1, "reference_top": 1}',
+        )
+        exchange = Exchange(
+            id=uuid4().hex,
+            captured_at=self._at,
+            source="benchmark",
+            model=_MODEL,
+            version="2",
+            protocol="oip-v2-rest",
+            inputs=(),
+            outputs=(),
+            attributes={"header.x-tenant": "1"},
+            sampling=self._sampling,
+        )
+        return ComparedExchange(
+            stream_sequence=0, payload=b"", exchange=exchange, version=self._version, items=(item,)
+        )
+
+
+async def _until_left(watch: Any, n_left: int) -> int:
+    """Wait until no more than so many batches wait to be folded; return how many do."""
+    until = time.monotonic() + _WITHIN_S
+    while (n := await watch.fetchval("select count(*) from batch where fold_seq is null")) > n_left:
+        if time.monotonic() > until:
+            raise TimeoutError(f"the monitor has not folded the batches within {_WITHIN_S:g} s")
+        await asyncio.sleep(_POLL_S)
+    return int(n)
+
+
+def _work(config: Config, dsn: str) -> None:
+    raise SystemExit(run(lambda stop: serve(config, Secrets(dsn=dsn), stop), grace_s=GRACE_S))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
