@@ -20,7 +20,7 @@ spoiled until at least 5 % of the answers change. Then, as `quantdrift diagnose`
   how long the diagnosis took; `transformer_ort_restored`: the six with the smallest ratios of signal to noise. Not with `--quick`.
 - `refused_ordinary`, `culprit_first_shapes`, `false_cause`, `moved_damage_unsaid`, `sound_repairs_passing`, `routed_false_pass`: other networks,
   other checkpoints, and what a repair must not do; see `strangers`.
-- `culprit_first_kinds`, `accused_kinds`, `refused_kinds`: weights in blocks, dynamic INT8 and FP16; see `kinds`.
+- `culprit_first_kinds`, `accused_kinds`, `named_kinds`, `refused_kinds`: weights in blocks, dynamic INT8 and FP16; see `kinds`.
 - `culprit_first_language`, `both_of_two_language`, `accused_language`, `stale_language`: the weights of a language model; see `language`.
 - `gate_*`: the false passes of `quantdrift gate`, and how many samples it needs; see `gates`.
 """

@@ -3,10 +3,11 @@
 - `culprit_first_language`: share of single faults that are named first, the matrix where one has the fault: 2 bits, other values, a whole
   block at 2 bits, rows of the tokens of one language.
 - `both_of_two_language`: share of pairs of matrices with other values that are the two that are named.
-- `accused_language`: share of sound candidates, with a budget below their rounding, of which a layer is named.
+- `accused_language`: share of sound candidates with 3 to 5 bits, with a budget below their rounding, of which a layer is named that heals less than half more than its share of the weights, on
+  answers that nothing was chosen by. One that heals more is no false accusation: its rounding does more than that of others. `named_language` is the share of which any layer is named.
 - `stale_language`: share of candidates of other checkpoints, at 8 bits or in FP32, that are not refused.
 
-A fault is raised until the slice diverges by five times what rounding does.
+A fault is raised until the slice diverges by five times what rounding does; one that never does is drawn again.
 """
 
 import copy
@@ -23,10 +24,13 @@ from numpy.random import Generator
 
 from benchmarks.repair.cases import Cases
 from quantdrift.core.errors import OperatorError
+from quantdrift.facts.language_diagnosis import LanguageDiagnosis
 
 _N: Final = 160  # answers of each language
 _FIRES: Final = 5.0
+_MORE: Final = 1.5  # times its share of the weights
 _STRENGTHS: Final = 12
+_NO_BUDGET: Final = 1.9  # just below the cap of an answer
 _CONFIG: Final = """
 [shadow]
 provider = "cpu"
@@ -66,12 +70,13 @@ def language_figures(scale: LanguageScale, cases: Cases) -> dict[str, float]:
     """Return the figures."""
     first = cases.each("faults in a language model", _is_first, range(scale.faults))
     both = cases.each("pairs of them", _are_both, range(scale.pairs))
-    accused = cases.each("sound ones", _is_accused, range(scale.sound))
+    sound = cases.each("sound ones", _sound, range(scale.sound))
     stale = cases.each("other checkpoints", _is_taken, range(scale.stale))
     return {
         "culprit_first_language": float(np.mean(first)),
         "both_of_two_language": float(np.mean(both)),
-        "accused_language": float(np.mean(accused)),
+        "accused_language": float(np.mean([accused for _, accused in sound])),
+        "named_language": float(np.mean([named for named, _ in sound])),
         "stale_language": float(np.mean(stale)),
     }
 
@@ -80,8 +85,12 @@ class _Polyglot:
     """The model, and a recording of it."""
 
     def __init__(self, folder: Path) -> None:
+        from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415 - as above
+
         from quantdrift.demo.text.model import TextSize, trained  # noqa: PLC0415 - torch and transformers
         from quantdrift.demo.text.sentences import Language, draw  # noqa: PLC0415 - as above
+
+        disable_progress_bar()
 
         self.folder = folder / "polyglot"
         self.folder.mkdir(exist_ok=True)
@@ -116,25 +125,26 @@ class _Polyglot:
                     weight.copy_(in_bits(weight, bits))
         return made
 
-    def named(self, candidate: Any, *, budget: float) -> tuple[float, list[str]]:
-        """Return how far the slice diverges, and the matrices that are named, or layers."""
+    def diagnosed(self, candidate: Any, *, budget: float) -> LanguageDiagnosis:
+        """Return the diagnosis of one language."""
         from quantdrift import diagnose  # noqa: PLC0415 - as a user
 
         path = self.save("candidate", candidate)
         config = self.folder / "config.toml"
         config.write_text(_CONFIG.format(budget=budget, reference=self.folder / "reference"))
-        found: Any = diagnose(
-            candidate=path,
-            inputs=self.folder / "recorded.jsonl",
-            config=config,
-            slice="language=de",
-        ).diagnosis
-        names = [
-            name
-            for layer in found.blamed
-            for name in ([matrix.name for matrix in layer.matrices] or [layer.layer])
-        ]
-        return found.divergence, names
+        inputs = self.folder / "recorded.jsonl"
+        found = diagnose(candidate=path, inputs=inputs, config=config, slice="language=de").diagnosis
+        assert isinstance(found, LanguageDiagnosis)
+        return found
+
+
+def _places(found: LanguageDiagnosis) -> list[str]:
+    """Return the matrices that are named, and the layers of which none is."""
+    return [
+        name
+        for layer in found.blamed
+        for name in ([matrix.name for matrix in layer.matrices] or [layer.layer])
+    ]
 
 
 @functools.cache
@@ -146,7 +156,7 @@ def _polyglot(folder: Path) -> _Polyglot:
 def _rounding(folder: Path) -> float:
     """Return how far a sound candidate diverges."""
     polyglot = _polyglot(folder)
-    return polyglot.named(polyglot.quantised(), budget=10.0)[0]
+    return polyglot.diagnosed(polyglot.quantised(), budget=_NO_BUDGET).divergence
 
 
 def in_bits(weight: Any, bits: float) -> Any:
@@ -158,10 +168,9 @@ def in_bits(weight: Any, bits: float) -> Any:
 
 
 def _is_first(folder: Path, seed: int) -> bool:
-    polyglot, rng = _polyglot(folder), np.random.default_rng(seed)
     kind = (_noisy, _coarse, _block, _rows)[seed % 4]
-    fault = kind(polyglot, rng)
-    named = _raised(folder, [fault])
+    fault = _firing(folder, kind, np.random.default_rng(seed))
+    named = _named(folder, [fault])
     found = bool(named) and named[0] == fault.place
     if not found:
         print(f"missed, seed {seed}: {fault.what} at {fault.place}, named {named}", file=sys.stderr)
@@ -169,25 +178,31 @@ def _is_first(folder: Path, seed: int) -> bool:
 
 
 def _are_both(folder: Path, seed: int) -> bool:
-    polyglot, rng = _polyglot(folder), np.random.default_rng(100 + seed)
-    one = _noisy(polyglot, rng)
+    rng = np.random.default_rng(100 + seed)
+    one = _firing(folder, _noisy, rng)
     other = one
-    while other.place.rsplit(".", 3)[0] == one.place.rsplit(".", 3)[0]:  # in another block
-        other = _noisy(polyglot, rng)
-    named = _raised(folder, [one, other])
+    while layer_name(other.place) == layer_name(one.place):  # in another block
+        other = _firing(folder, _noisy, rng)
+    named = _named(folder, [one, other])
     found = set(named) == {one.place, other.place}
     if not found:
         print(f"missed, seed {seed}: {one.place} and {other.place}, named {named}", file=sys.stderr)
     return found
 
 
-def _is_accused(folder: Path, seed: int) -> bool:
-    """Return whether a layer is named in a candidate of another size of blocks and bits."""
-    polyglot = _polyglot(folder)
-    _, named = polyglot.named(polyglot.quantised(3 + seed % 3), budget=1e-5)
-    if named:
-        print(f"accused in {3 + seed % 3} bits: {named}", file=sys.stderr)
-    return bool(named)
+def layer_name(matrix: str) -> str:
+    """Return the block of a matrix: `model.layers.3`."""
+    return ".".join(matrix.split(".")[:3])
+
+
+def _sound(folder: Path, seed: int) -> tuple[bool, bool]:
+    """Return whether a layer is named in a candidate of some bits, and whether one that does not do more than others."""
+    polyglot, bits = _polyglot(folder), 3 + seed % 3
+    found = polyglot.diagnosed(polyglot.quantised(bits), budget=1e-5)
+    idle = [layer.layer for layer in found.blamed if layer.heals <= _MORE * layer.share]
+    if idle:
+        print(f"accused in {bits} bits: {idle}", file=sys.stderr)
+    return bool(found.blamed), bool(idle)
 
 
 def _is_taken(folder: Path, seed: int) -> bool:
@@ -202,7 +217,7 @@ def _is_taken(folder: Path, seed: int) -> bool:
                 moved = weight + spread * weight.std() * torch.randn(weight.shape, generator=generator)
                 weight.copy_(in_bits(moved, 8) if seed % 2 else moved)
     try:
-        polyglot.named(made, budget=1e-5)
+        polyglot.diagnosed(made, budget=1e-5)
     except OperatorError:
         return False
     return True
@@ -214,13 +229,15 @@ class _Fault(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     what: str
     change: Callable[[dict[str, Any], dict[str, Any], int], None]
+    strength: int = 1
 
 
 def _matrix(polyglot: _Polyglot, rng: Generator) -> str:
     names = [
         name for name, _ in polyglot.model.named_parameters() if ".layers." in name and "norm" not in name
     ]
-    return names[int(rng.integers(len(names)))]
+    chosen: str = names[int(rng.integers(len(names)))]
+    return chosen
 
 
 def _noisy(polyglot: _Polyglot, rng: Generator) -> _Fault:
@@ -266,17 +283,30 @@ def _rows(polyglot: _Polyglot, rng: Generator) -> _Fault:
     return _Fault(place="model.embed_tokens", what="rows of one language", change=change)
 
 
-def _raised(folder: Path, faults: list[_Fault]) -> list[str]:
-    """Return what is named of a candidate whose faults are raised until it diverges."""
+def _firing(folder: Path, kind: Callable[[_Polyglot, Generator], _Fault], rng: Generator) -> _Fault:
+    """Draw a fault of a kind, and raise it until the slice diverges by it."""
+    polyglot, rounding = _polyglot(folder), _rounding(folder)
+    while True:
+        drawn = kind(polyglot, rng)
+        for strength in range(1, _STRENGTHS + 1):
+            fault = msgspec.structs.replace(drawn, strength=strength)
+            found = polyglot.diagnosed(_with(polyglot, [fault]), budget=_NO_BUDGET)
+            if found.divergence >= _FIRES * rounding:
+                return fault
+
+
+def _with(polyglot: _Polyglot, faults: list[_Fault]) -> Any:
+    """Return a candidate with some faults."""
     import torch  # noqa: PLC0415 - seconds
 
+    candidate, raw = polyglot.quantised(), dict(polyglot.model.named_parameters())
+    with torch.no_grad():
+        for fault in faults:
+            fault.change(dict(candidate.named_parameters()), raw, fault.strength)
+    return candidate
+
+
+def _named(folder: Path, faults: list[_Fault]) -> list[str]:
+    """Return what is named of a candidate with some faults."""
     polyglot, rounding = _polyglot(folder), _rounding(folder)
-    raw = dict(polyglot.model.named_parameters())
-    for strength in range(1, _STRENGTHS + 1):
-        candidate = polyglot.quantised()
-        with torch.no_grad():
-            for fault in faults:
-                fault.change(dict(candidate.named_parameters()), raw, strength)
-        if polyglot.named(candidate, budget=10.0)[0] >= _FIRES * rounding:
-            break
-    return polyglot.named(candidate, budget=1.5 * rounding)[1]
+    return _places(polyglot.diagnosed(_with(polyglot, faults), budget=1.5 * rounding))
