@@ -20,7 +20,8 @@ spoiled until at least 5 % of the answers change. Then, as `quantdrift diagnose`
   how long the diagnosis took; `transformer_ort_restored`: the six with the smallest ratios of signal to noise. Not with `--quick`.
 - `refused_ordinary`, `culprit_first_shapes`, `false_cause`, `moved_damage_unsaid`, `sound_repairs_passing`, `routed_false_pass`: other networks,
   other checkpoints, and what a repair must not do; see `strangers`.
-- `culprit_first_kinds`, `accused_kinds`, `refused_kinds`: weights in blocks, dynamic INT8 and FP16; see `kinds`.
+- `culprit_first_kinds`, `accused_kinds`, `named_kinds`, `refused_kinds`: weights in blocks, dynamic INT8 and FP16; see `kinds`.
+- `culprit_first_language`, `both_of_two_language`, `accused_language`, `stale_language`: the weights of a language model; see `language`.
 - `gate_*`: the false passes of `quantdrift gate`, and how many samples it needs; see `gates`.
 """
 
@@ -38,6 +39,8 @@ from benchmarks.repair.demo import Reader
 from benchmarks.repair.gates import gate_figures
 from benchmarks.repair.kinds import QUICK as QUICK_KINDS
 from benchmarks.repair.kinds import Kinds, kind_figures
+from benchmarks.repair.language import QUICK as QUICK_LANGUAGE
+from benchmarks.repair.language import LanguageScale, language_figures
 from benchmarks.repair.peers import groups
 from benchmarks.repair.residual import N_PAGES, decoy_of, is_accused, pair, residual, single, single_digits
 from benchmarks.repair.strangers import QUICK as QUICK_STRANGERS
@@ -119,6 +122,10 @@ def _kinds(scale: Scale, cases: Cases) -> dict[str, float]:
     return kind_figures(QUICK_KINDS if scale is QUICK else Kinds(), cases)
 
 
+def _language(scale: Scale, cases: Cases) -> dict[str, float]:
+    return language_figures(QUICK_LANGUAGE if scale is QUICK else LanguageScale(), cases)
+
+
 def _gates(scale: Scale, cases: Cases) -> dict[str, float]:
     del cases
     return {goal.name: float(goal.value) for goal in gate_figures(quick=scale is QUICK).goals()}
@@ -132,6 +139,7 @@ PARTS: Final[dict[str, Callable[[Scale, Cases], dict[str, float]]]] = {
     "sound": _sound,
     "strangers": _strangers,
     "kinds": _kinds,
+    "language": _language,
     "transformer": _transformer,
     "gates": _gates,
 }
@@ -168,6 +176,10 @@ def main() -> None:
             ("culprit_first_kinds", 1.0, "share", False),
             ("accused_kinds", 0.05, "share", True),
             ("refused_kinds", 0.0, "share", True),
+            ("culprit_first_language", 1.0, "share", False),
+            ("both_of_two_language", 0.9, "share", False),
+            ("accused_language", 0.05, "share", True),
+            ("stale_language", 0.0, "share", True),
             ("both_of_two", 0.9, "share", False),
             ("false_cause", 0.0, "share", True),
             ("refused_ordinary", 0.0, "share", True),

@@ -69,11 +69,9 @@ def next_commands(
     chosen = f" --reference={number}" if len(configured.references) > 1 else ""
     more = f"{chosen}{options}"
     untold = slice_problem(config, where, slice_name)
-    problem = (
-        ("" if configured.exemplars else untold)
-        or task_problem(configured)
-        or reference_problem(configured, reference)
-    )
+    problem = ("" if configured.exemplars else untold) or reference_problem(configured, reference)
+    if configured.task is not Task.GENERATION:
+        problem = problem or task_problem(configured)
     inputs = (
         "" if untold else " --inputs FOLDER"
     )  # without it the commands take exemplars, which know their slice
@@ -91,6 +89,11 @@ def next_commands(
 
 
 def _diagnose(reference: Reference, alert_id: int, more: str, build: Build | None) -> Command:
+    if reference.runtime is Runtime.TRANSFORMERS:
+        return Command(
+            gives="Cause, if the candidate is a folder",
+            text=f"quantdrift diagnose {alert_id} --candidate FOLDER{more.replace('--inputs FOLDER', '--inputs PROMPTS.jsonl')}",
+        )
     if reference.runtime is Runtime.TORCH:
         text = f"quantdrift diagnose {alert_id} --candidate FILE --factory MODULE:FUNCTION{more}"
         return Command(gives="Cause", text=text)
@@ -135,6 +138,10 @@ def task_problem(model: Model) -> str:
 
 def reference_problem(model: Model, reference: Reference) -> str:
     """Return why the sites of a candidate of this reference cannot be put into FP32; empty: nothing that is known speaks against it."""
+    if model.task is Task.GENERATION:
+        if reference.runtime is Runtime.TRANSFORMERS:
+            return ""
+        return f"the reference of model `{model.name}` is no folder of a language model, so no layer of the candidate can get its weights. {LEFT}"
     if reference.runtime in {Runtime.ONNX, Runtime.TORCH}:
         return ""
     return (

@@ -54,7 +54,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     block
         Of blocks: weights that share a scale.
     left_out
-        Names of nodes that stay in FP32.
+        Names of nodes that are not quantised.
+    left_bits
+        Bits of their numbers: 32, or 16 for FP16.
     """
 
     family: Family
@@ -65,6 +67,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[str, ...] = ()
     block: int = 0
     left_out: tuple[str, ...] = ()
+    left_bits: int = 32
 
 
 class SliceChange(msgspec.Struct, frozen=True, kw_only=True):

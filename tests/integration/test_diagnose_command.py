@@ -24,6 +24,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
+from quantdrift.facts.diagnosis import Diagnosis
 from quantdrift.release.diagnose.damaged import Damaged, damaged
 from quantdrift.release.progress import Watch
 from quantdrift.release.setting import Setting
@@ -134,6 +135,7 @@ def test_python_says_what_the_command_prints(
         slice="scanner=archive", candidate="int8.onnx", inputs="rec.npz", progress=told.append
     )
     assert f"{result}\nPicture: cause.svg\n" == printed
+    assert isinstance(result.diagnosis, Diagnosis)
     assert result.diagnosis.blamed[0].site == made[1].site
     assert {"reading inputs", "switching sites"} <= {now.text for now in told}
     assert '<th scope="col">heals</th>' in html_of(result)

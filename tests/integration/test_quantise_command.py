@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks.repair.network import OUTPUT, drawn, pages, write
 from benchmarks.repair.shapes import Shape, write_shape
+from quantdrift.facts.quantised import Family, Ranges, Recipe
+from quantdrift.release.quantise.recipes import Quantiser
 from tests.support.commands import invoked
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # minutes on a busy machine
@@ -135,6 +137,35 @@ def test_a_transformer_by_time(folder: Path, tmp_path: Path) -> None:
     ]
     if times:
         assert record["recipes"][record["chosen"]]["time_ratio"] == min(times)
+
+
+def test_layers_that_keep_the_budget_in_fp32_are_tried_in_fp16(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe that follows has the same layers and a smaller file. One recipe alone is offered, to be quick."""
+    base = Recipe(
+        family=Family.STATIC,
+        per_channel=True,
+        bits=7,
+        ranges=Ranges.MOST,
+        operators=("Conv", "Gemm", "MatMul"),
+    )
+    monkeypatch.setattr(Quantiser, "recipes", lambda _: ([base], []))
+    office, bright = np.split(np.load(folder / "alike.npz")["image"], 2)
+    recorded = {"image": np.concatenate([office, 3 * bright]), "scanner": np.repeat(["office", "bright"], N)}
+    np.savez(tmp_path / "rec.npz", **recorded)  # type: ignore[arg-type] # of numpy
+    (folder / "tight.toml").write_text(CONFIG.replace("flip = 0.05", "flip = 0.015"), encoding="utf-8")
+    out = tmp_path / "out"
+    done = _quantise(folder, out, f"--inputs={tmp_path / 'rec.npz'}", "--config=tight.toml")
+    recipes = _record(out)["recipes"]
+    halved = [number for number, each in enumerate(recipes) if "in FP16" in each["name"]]
+    assert halved, done.stdout
+    kept = [each for each in recipes[: halved[0]] if each["within_budget"] and "in FP32" in each["name"]]
+    (same,) = [
+        each for each in kept if each["recipe"]["left_out"] == recipes[halved[0]]["recipe"]["left_out"]
+    ]
+    assert recipes[halved[0]]["bytes"] < same["bytes"]
+    assert not recipes[halved[0]]["problem"]
 
 
 @pytest.mark.parametrize(

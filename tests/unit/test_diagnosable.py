@@ -14,6 +14,7 @@ ONNX = Reference(path="digits.onnx")
 TORCH = Reference(runtime=Runtime.TORCH, path="digits.safetensors", factory="models:fp32")
 SERVER = Reference(runtime=Runtime.OIP_HTTP, url="http://127.0.0.1:1")
 LANGUAGE = Reference(runtime=Runtime.OPENAI, url="http://127.0.0.1:1")
+FOLDER = Reference(runtime=Runtime.TRANSFORMERS, path="fp32")
 BY_HEADER = (Predicate(key="header.x-scanner", equals="archive"),)
 BY_FEATURE = (Predicate(key="feature.contrast", low=0.5),)
 LEARNED = (Predicate(key="cluster", equals="7"),)
@@ -96,7 +97,8 @@ def test_the_reference_of_the_version_is_named_where_there_are_several() -> None
         (_asked(TORCH), ["diagnose", "repair", "gate"], ""),
         (_asked(msgspec.structs.replace(TORCH, factory="")), ["diagnose", "gate"], ""),
         (_asked(SERVER), ["gate"], "is neither an ONNX file nor in PyTorch"),
-        (_asked(LANGUAGE, task=Task.GENERATION), [], "with the task `generation` cannot be diagnosed"),
+        (_asked(LANGUAGE, task=Task.GENERATION), [], "is no folder of a language model"),
+        (_asked(FOLDER, task=Task.GENERATION), ["diagnose"], ""),
         (_asked(msgspec.structs.replace(ONNX, versions=("fp16-*",))), [], "has no reference of `digits`"),
         (_asked(), [], "has no reference of `digits`"),
     ],

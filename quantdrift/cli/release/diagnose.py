@@ -21,6 +21,7 @@ _EXIT: Final = {"named": 0, "no cause found": 3, "too few exemplars": 4}
 FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 MODEL = click.option("--model", default="", help="Without ALERT: the model.  [default: the only one]")
 SLICE = click.option("--slice", default="", help="Without ALERT: the slice, such as scanner=archive.")
+_CANDIDATE: Final = click.Path(exists=True, path_type=Path)
 _Answer = TypeVar("_Answer", bound="Result")
 
 
@@ -43,9 +44,10 @@ def answer(
 @click.argument("alert", metavar="[ALERT]", type=click.IntRange(min=1), required=False)
 @click.option(
     "--candidate",
-    type=FILE,
+    type=_CANDIDATE,
     required=True,
-    help="The quantised model that serves: an ONNX file (QDQ, weights in blocks, dynamic INT8, FP16, BF16, decision trees), an exported program (.pt2), or with --factory a file of weights.",
+    help="The quantised model that serves: an ONNX file (QDQ, weights in blocks, dynamic INT8, FP16, BF16, decision trees), an exported program (.pt2), with --factory a file of weights, or"
+    " the folder of a language model.",
 )
 @click.option(
     "--factory",
@@ -63,7 +65,7 @@ def answer(
 @click.option(
     "--inputs",
     type=click.Path(exists=True, path_type=Path),
-    help="Recorded inputs: a .npz or .safetensors file, or a folder of them, as for quantdrift gate.  [default: the exemplars of the slice, or what waits in the stream]",
+    help="Recorded inputs: a .npz or .safetensors file, of a language model prompts in a .jsonl file, or a folder of them, as for quantdrift gate.  [default: the exemplars of the slice, or what waits in the stream]",
 )
 @CONFIG
 @DATA
@@ -83,7 +85,8 @@ def diagnose(**options: Any) -> None:
     A site is an activation range, the weight of a layer, or a layer as a whole where these cannot be told apart; of decision trees,
     the thresholds at a column of the input, or the leaves. Each is put into FP32 alone and with others, on inputs of the slice; a site
     is named only if it restores more than 39 placebos do, on inputs on which it was not chosen. Where several activation ranges are too narrow
-    together, the ranges that cut values off are named as a group, by the same rules. A healthy candidate is accused in at
+    together, the ranges that cut values off are named as a group, by the same rules. Of a language model the layers and then their matrices get the
+    reference's weights, and what counts is the divergence per token. A healthy candidate is accused in at
     most 5 % of diagnoses. Without --inputs it works on the exemplars of the slice, or, if none of them was drawn at random, on what
     waits in the stream of samples. With ALERT the result becomes a note of the alert.
 
@@ -96,6 +99,7 @@ def diagnose(**options: Any) -> None:
       quantdrift diagnose 12 --candidate models/digits-int8.onnx --inputs recorded/
       quantdrift diagnose --slice scanner=archive --candidate digits-int8.onnx --inputs recorded.npz --picture cause.svg
       quantdrift diagnose 12 --candidate digits.safetensors --factory digits_models:int8
+      quantdrift diagnose 12 --candidate models/int4 --inputs prompts.jsonl
     """
     result = answer(quantdrift.diagnose, **options)
     sys.exit(_EXIT[result.diagnosis.verdict.value])

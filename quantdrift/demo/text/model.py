@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.random import default_rng
+from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
 from quantdrift.demo.text.sentences import Language, Said, draw
@@ -53,17 +53,9 @@ class TextStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
 def build(directory: Path, seed: int, tell: Callable[[TextStep], None], size: TextSize = TextSize()) -> None:  # noqa: B008 - frozen
     """Write the FP32 folder and the three GGUF files to `directory`."""
-    import torch  # noqa: PLC0415 - two seconds and 200 MB, for this function alone
-
     directory.mkdir(parents=True, exist_ok=True)
     rng = default_rng(seed)
-    torch.manual_seed(seed)
-    torch.set_num_threads(1)  # as fast as two on busy cores
-    said = [
-        draw(language, rng) for _ in range(size.steps * size.rows // len(Language)) for language in Language
-    ]
-    tokenizer = _tokenizer(said[:4000], size.vocabulary)
-    model = _train(said, tokenizer, size, tell)
+    model, tokenizer = trained(seed, rng, tell, size)
     model.save_pretrained(directory / REFERENCE)
     tokenizer.save_pretrained(directory / REFERENCE)
     tell(TextStep(what="quantise to 4 bits", done=0.95))
@@ -73,6 +65,19 @@ def build(directory: Path, seed: int, tell: Callable[[TextStep], None], size: Te
     write_gguf(directory / REPAIRED, weights, model.config, tokenizer)
     used = _used(tokenizer, [draw(language, rng) for _ in range(500) for language in CALIBRATED_ON])
     write_gguf(directory / CANDIDATE, weights, model.config, tokenizer, few=every - used)
+
+
+def trained(seed: int, rng: Generator, tell: Callable[[TextStep], None], size: TextSize) -> tuple[Any, Any]:
+    """Return the FP32 model and its tokenizer."""
+    import torch  # noqa: PLC0415 - two seconds and 200 MB, for this function alone
+
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)  # as fast as two on busy cores
+    said = [
+        draw(language, rng) for _ in range(size.steps * size.rows // len(Language)) for language in Language
+    ]
+    tokenizer = _tokenizer(said[:4000], size.vocabulary)
+    return _train(said, tokenizer, size, tell), tokenizer
 
 
 def _text(said: Said) -> str:

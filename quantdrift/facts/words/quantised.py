@@ -44,7 +44,7 @@ def name_of(recipe: Recipe) -> str:
     if recipe.operators:
         words.append(f"{listed(recipe.operators)} only")
     if recipe.left_out:
-        words.append(f"{count_of(len(recipe.left_out), 'layer')} in FP32")
+        words.append(f"{count_of(len(recipe.left_out), 'layer')} in FP{recipe.left_bits}")
     return ", ".join(words)
 
 
@@ -120,7 +120,10 @@ def _advice(found: Quantised) -> list[str]:
                 f"The {what} that passes on every slice: {name_of(best.recipe)}, with {part(best.n_bytes / found.n_bytes, 2)} of the size and"
                 f" {best.time_ratio:.2f} times the processor time of the reference."
             ),
-            *(f"In FP32: {listed(best.recipe.left_out, 8)}." for _ in best.recipe.left_out[:1]),
+            *(
+                f"In FP{best.recipe.left_bits}: {listed(best.recipe.left_out, 8)}."
+                for _ in best.recipe.left_out[:1]
+            ),
             f"Written: {plain(found.file)}",
         ]
         stopped = next(

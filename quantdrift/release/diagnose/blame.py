@@ -46,7 +46,6 @@ Everything is determined by the inputs and the seed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import comb
 from typing import Final
 
 import msgspec
@@ -71,6 +70,7 @@ from quantdrift.models.tensors.arrays import Array, Outputs
 from quantdrift.release.diagnose.copies import AGREEMENT, CLOSENESS, Copy, changed, difference_of, joined
 from quantdrift.release.diagnose.kernels import REMEDY, REMEDY_OF_BLOCKS, kernels_of, others_among, said_of
 from quantdrift.release.diagnose.probes import RangeUse, range_use, weight_errors
+from quantdrift.release.diagnose.steps import CountedRuns, Progress, SearchStep, judged, leading, sign_test
 from quantdrift.release.halves import HalfCopy
 from quantdrift.release.origin import Origins, named, origins_of
 from quantdrift.release.sites import Site, SiteKind
@@ -80,8 +80,6 @@ Compare = Callable[[Outputs, Outputs], Divergences]
 Rows = npt.NDArray[np.intp]
 _FlipOf = Callable[[Iterable[int]], Flags | None]
 """Returns which items flip with some sites in FP32; None where there are no items."""
-Progress = Callable[[int, int], None]
-"""Called with the number of runs that were done, and that are needed at most."""
 
 _MOST_DAMAGED: Final = 64
 """Exemplars whose decision flips that are used, and as many that are drawn at random from all others. With 32 no site of the demo is named in one
@@ -121,18 +119,6 @@ _STEPPING: Final = (
 _MOST_REST: Final = 4_096
 
 
-class _SearchStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the greedy search; shares are of the loss of the half on which it was judged."""
-
-    site: int
-    restores: float
-    placebo: float
-
-    @property
-    def is_named(self) -> bool:
-        return self.restores > self.placebo
-
-
 class _Exemplars:
     """The exemplars of a slice, their losses under swaps, and their two halves."""
 
@@ -157,7 +143,7 @@ class _Exemplars:
         return flips
 
     def placebos(
-        self, restored: Iterable[int], n_placebos: int, rng: Generator, runs: "_CountedRuns"
+        self, restored: Iterable[int], n_placebos: int, rng: Generator, runs: CountedRuns
     ) -> list[Values]:
         """Return the losses with some sites in FP32 and all other scales changed at random, for each placebo."""
         losses = []
@@ -278,7 +264,7 @@ def diagnose(
     again = 2 * _CHOSEN if len(copy.sites) > _MANY else 0
     n_placebos = _PLACEBOS_ALONE if keep_aside and not len(fresh) else _PLACEBOS
     n_runs = 2 * (len(copy.sites) + again) + _MOST_NAMED * (_LEADERS + n_placebos) + n_placebos
-    runs = _CountedRuns(progress, n_runs)
+    runs = CountedRuns(progress, n_runs)
     one_off, one_on = _alone(copy, exemplars, runs)
     rows = np.setdiff1d(np.arange(n_items), fresh)[:_MOST_REST]
     rest = _Fresh(copy, compare, _taken(inside, rows), _taken(expected, rows)) if damaged is None else None
@@ -479,25 +465,7 @@ def _loss(found: Divergences, cap: float) -> Values:
     return np.minimum(np.nan_to_num(found.divergence, nan=cap, posinf=cap), cap)
 
 
-class _CountedRuns:
-    """Counts runs for a progress bar."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def one(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(min(self._done, self._total), self._total)
-
-    def finish(self) -> None:
-        if self._progress is not None:
-            self._progress(self._total, self._total)
-
-
-def _alone(copy: Copy, exemplars: _Exemplars, runs: _CountedRuns) -> tuple[Values, Values]:
+def _alone(copy: Copy, exemplars: _Exemplars, runs: CountedRuns) -> tuple[Values, Values]:
     """Return the exemplars' loss with each site alone in FP32, and with each alone quantised : (sites,), as shares."""
     off, on = np.empty(len(copy.sites)), np.empty(len(copy.sites))
 
@@ -512,14 +480,8 @@ def _alone(copy: Copy, exemplars: _Exemplars, runs: _CountedRuns) -> tuple[Value
         measure(copy.everywhere, exemplars)
     else:
         measure(copy.everywhere, exemplars.part(_PART))
-        measure(_leading(off, on, 2 * _CHOSEN), exemplars)
+        measure(leading(off, on, 2 * _CHOSEN), exemplars)
     return off, on
-
-
-def _leading(one_off: Values, one_on: Values, n_sites: int) -> list[int]:
-    """Return the sites that lead by one-off and by one-on, in turn."""
-    ranks = zip(np.argsort(one_off, kind="stable"), np.argsort(-one_on, kind="stable"), strict=True)
-    return list(dict.fromkeys(int(site) for pair in ranks for site in pair))[:n_sites]
 
 
 def _greedy(
@@ -531,14 +493,14 @@ def _greedy(
     rest: "_Fresh | None",
     budget: float,
     rng: Generator,
-    runs: _CountedRuns,
-) -> list[_SearchStep]:
+    runs: CountedRuns,
+) -> list[SearchStep]:
     """Return the steps of the greedy search; the last one is not named, if the damage did not end before.
 
     It ends where the flips of `rest` are within the budget; None: there are only exemplars, and it ends where a tenth of their loss is left.
     """
-    tried = _leading(one_off, one_on, _LEADERS)
-    steps: list[_SearchStep] = []
+    tried = leading(one_off, one_on, _LEADERS)
+    steps: list[SearchStep] = []
     current: list[int] = []
     before = exemplars.base
     while tried and len(steps) < _MOST_NAMED:
@@ -550,7 +512,7 @@ def _greedy(
             losses[site] = exemplars.loss([*current, site])
             runs.one()
         placebos = exemplars.placebos(current, n_placebos, rng, runs)
-        step = _judged(exemplars, before, losses, placebos)
+        step = judged(exemplars, before, losses, placebos)
         steps.append(step)
         if not step.is_named:
             break
@@ -576,21 +538,6 @@ def _healed(before: Flags | None, after: Flags | None) -> float:
     return float((before & ~after).sum() / before.sum()) if before.any() else 0.0
 
 
-def _judged(
-    exemplars: _Exemplars, before: Values, losses: Mapping[int, Values], placebos: Sequence[Values]
-) -> _SearchStep:
-    """Return the best site, chosen on one half and judged on the other."""
-    judged = []
-    for chosen_on, judged_on in ((0, 1), (1, 0)):
-        site = min(losses, key=lambda choice: exemplars.share(losses[choice], chosen_on))
-        placebo = max(exemplars.share(before - loss, judged_on) for loss in placebos)
-        step = _SearchStep(
-            site=site, restores=exemplars.share(before - losses[site], judged_on), placebo=placebo
-        )
-        judged.append((step.is_named, -exemplars.share(losses[site]), step))
-    return max(judged, key=lambda choice: choice[:2])[2]
-
-
 class _Fresh:
     """The items that no exemplar was drawn from: flips that are left there are an honest estimate."""
 
@@ -614,7 +561,7 @@ class _Fresh:
         return None if flip is None else float(flip.mean())
 
 
-def _healing(steps: Sequence[_SearchStep], left: _Fresh, alpha: float) -> list[_SearchStep]:
+def _healing(steps: Sequence[SearchStep], left: _Fresh, alpha: float) -> list[SearchStep]:
     """Return the steps up to the last one that heals more than it breaks; all of them where no items were kept aside.
 
     A step is compared with the last one before it that does: of two faults that hide each other, the first may heal nothing alone.
@@ -625,15 +572,9 @@ def _healing(steps: Sequence[_SearchStep], left: _Fresh, alpha: float) -> list[_
     kept = 0
     for number in range(1, len(steps) + 1):
         after = left.flip([step.site for step in steps[:number]])
-        if after is not None and _sign_test(before & ~after, after & ~before) <= alpha:
+        if after is not None and sign_test(before & ~after, after & ~before) <= alpha:
             kept, before = number, after
     return list(steps[:kept])
-
-
-def _sign_test(healed: Flags, broken: Flags) -> float:
-    """Return the probability of at least as many healed items, if healing and breaking are equally probable."""
-    more, n = int(healed.sum()), int(healed.sum() + broken.sum())
-    return sum(comb(n, count) for count in range(more, n + 1)) / (1 << n)
 
 
 class _Uses(msgspec.Struct, frozen=True, kw_only=True):
@@ -670,7 +611,7 @@ def _clipping(
     left: _Fresh,
     alpha: float,
     rng: Generator,
-    runs: _CountedRuns,
+    runs: CountedRuns,
 ) -> Clipping | None:
     """Return the ranges that clip beside the restored sites, if together they restore more than chance and half of what is left."""
     numbers = sorted({number for number, use in uses.damaged.items() if _saturates(use)}.difference(restored))
@@ -687,11 +628,7 @@ def _clipping(
     if restores <= placebo:
         return None
     flip, flip_left = left.flip(restored), left.flip([*restored, *numbers])
-    if (
-        flip is not None
-        and flip_left is not None
-        and _sign_test(flip & ~flip_left, flip_left & ~flip) > alpha
-    ):
+    if flip is not None and flip_left is not None and sign_test(flip & ~flip_left, flip_left & ~flip) > alpha:
         return None
     ranges = [_clipped(copy.sites[number], number, uses) for number in numbers]
     return Clipping(
@@ -717,7 +654,7 @@ def _clipped(site: Site, number: int, uses: _Uses) -> Clipped:
 
 def _blamed(
     copy: Copy,
-    steps: Sequence[_SearchStep],
+    steps: Sequence[SearchStep],
     *,
     uses: _Uses,
     origins: Origins,

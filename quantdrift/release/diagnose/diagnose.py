@@ -15,9 +15,16 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Exchange, ExemplarKind, Verdict
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
+from quantdrift.core.tasks import Task
 from quantdrift.core.text import Table, plain
 from quantdrift.facts.diagnosis import Diagnosis, DiagnosisVerdict
+from quantdrift.facts.language_diagnosis import LanguageDiagnosis
 from quantdrift.facts.words.diagnosis import cause_of, details_of, diagnosed, sentence_of
+from quantdrift.facts.words.language_diagnosis import (
+    language_details,
+    language_diagnosed,
+    language_sentence,
+)
 from quantdrift.release.blocking import wait_for
 from quantdrift.release.diagnose.blame import diagnose as search
 from quantdrift.release.diagnose.copies import Copy
@@ -74,7 +81,7 @@ class DiagnoseResult(Result, frozen=True, kw_only=True):
     candidate: str
     inputs: str
     n_chosen: int
-    diagnosis: Diagnosis
+    diagnosis: Diagnosis | LanguageDiagnosis
     picture: str = ""
 
     @property
@@ -85,6 +92,10 @@ class DiagnoseResult(Result, frozen=True, kw_only=True):
     def blocks(self) -> Sequence[str | Table]:
         """Return the inputs, the damage, its cause, and what to do."""
         n = self.diagnosis.n_items
+        if isinstance(self.diagnosis, LanguageDiagnosis):
+            source = self.inputs or "exemplars"
+            head = f"Answers: {n:,} of {plain(self.slice)} in {source}."
+            return [head, *language_diagnosed(self.diagnosis, model=self.model, slice_name=self.slice)]
         inputs = (
             f"Inputs: {n:,} of {plain(self.slice)} in {self.inputs}."
             if self.inputs
@@ -169,6 +180,12 @@ def diagnose(
         number=reference,
         is_recorded=inputs is not None,
     )
+    if case.model.task is Task.GENERATION:
+        if factory or digest or target is not None:
+            raise OperatorError(
+                "--factory, --digest and --picture are not for language models: leave them out"
+            )
+        return _of_language(case, file, inputs, alert=alert, seed=seed, is_noted=not no_note)
     copy = open_copy(
         case.model, case.reference, file, factory=factory, digest=digest, threads=case.config.shadow.threads
     )
@@ -205,6 +222,54 @@ def diagnose(
         n_chosen=len(next(iter(samples.damaged.values()))) if samples.damaged else 0,
         diagnosis=diagnosis,
         picture="" if target is None else str(target),
+        notes=tuple(watch.notes),
+    )
+
+
+def _of_language(
+    case: Damaged, folder: Path, inputs: File | None, *, alert: int | None, seed: int, is_noted: bool
+) -> DiagnoseResult:
+    """Return which layers of a language model's candidate damage a slice."""
+    try:
+        from quantdrift.release.diagnose.language import diagnose as language  # noqa: PLC0415 - PyTorch and transformers, for these models alone
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise OperatorError(
+            "a candidate of a language model needs the extra `text` here: pip install 'quantdrift[text]'"
+        ) from error
+
+    watch = case.watch
+    watch.step("loading the reference and the candidate")
+    pair = language.LanguagePair(case, folder)
+    try:
+        texts = (
+            language.exemplar_texts(case)
+            if inputs is None
+            else language.recorded_texts(case, pair, existing(inputs, "--inputs"))
+        )
+        watch.step("scoring answers")
+        diagnosis = language.diagnosed_language(pair, texts, seed=seed, progress=watch.shares(SWITCHING))
+    finally:
+        pair.close()
+    if alert is not None and is_noted and diagnosis.verdict is not DiagnosisVerdict.TOO_FEW:
+        details = language_details(diagnosis, pair.digest)
+        add_note(
+            case.setting,
+            watch,
+            alert,
+            kind=FindingKind.CAUSE,
+            text=language_sentence(diagnosis),
+            details=details,
+        )
+    return DiagnoseResult(
+        model=case.model.name,
+        slice=case.slice.name,
+        alert=alert,
+        candidate=pair.digest,
+        inputs="" if inputs is None else str(inputs),
+        n_chosen=0,
+        diagnosis=diagnosis,
         notes=tuple(watch.notes),
     )
 

@@ -76,8 +76,8 @@ def recorded(
     inside, elsewhere = list[dict[str, Array]](), list[dict[str, Array]]()
     for part in parts:
         items = read(part, layout)
-        within = _within(items, rules, chosen)
-        for rows, side in ((within, inside), (~within, elsewhere)):
+        is_inside = within(items, rules, chosen)
+        for rows, side in ((is_inside, inside), (~is_inside, elsewhere)):
             side.append({name: array[rows] for name, array in items.inputs.items()})
         progress(part.n_bytes)
     return Samples(inside=_some(inside, MOST_INSIDE), elsewhere=_some(elsewhere, MOST_ELSEWHERE))
@@ -430,7 +430,7 @@ def comparison(model: Model, copy: Copy) -> Callable[[Outputs, Outputs], Diverge
     return compare
 
 
-def _within(items: RecordedItems, rules: Sequence[Slice], chosen: SliceKey) -> Flags:
+def within(items: RecordedItems, rules: Sequence[Slice], chosen: SliceKey) -> Flags:
     """Return which items belong to the slice : (items,)."""
     keys = {condition.key for condition in chosen.where}
     wanted = [rule for rule in rules if rule.feature and feature_key(rule) in keys]

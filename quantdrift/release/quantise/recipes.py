@@ -7,6 +7,8 @@
 | dynamic INT8 | `quantize_dynamic` |
 | weights in blocks, INT8 or INT4 | `MatMulNBitsQuantizer`, for matrix products with a constant; a Gemm becomes one |
 
+Layers that a recipe leaves out stay in FP32, or compute in FP16 with casts around them.
+
 The graph is prepared once (`quant_pre_process`: shapes, and folded batch norms). Ranges are found once for each way to find them, and
 kept in a file that `quantize_static` reads again.
 """
@@ -21,7 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.quantised import Family, Ranges, Recipe
@@ -153,6 +157,8 @@ class Quantiser:
         try:
             with _quiet():
                 makers[recipe.family](recipe, path)
+                if recipe.left_out and recipe.left_bits == 16:
+                    _halve(path, recipe)
         except OperatorError:
             raise
         except Exception as error:  # the quantisers raise whatever their parts raise
@@ -280,9 +286,53 @@ class Quantiser:
         quantiser.model.save_model_to_file(str(path))
 
 
-def without(recipe: Recipe, nodes: Sequence[str]) -> Recipe:
-    """Return a recipe that leaves these nodes in FP32."""
-    return msgspec.structs.replace(recipe, left_out=tuple(nodes))
+def without(recipe: Recipe, nodes: Sequence[str], *, bits: int = 32) -> Recipe:
+    """Return a recipe that leaves these nodes in FP32, or with 16 bits in FP16."""
+    return msgspec.structs.replace(recipe, left_out=tuple(nodes), left_bits=bits)
+
+
+def _halve(path: Path, recipe: Recipe) -> None:
+    """Compute the nodes of a file that are not quantised in FP16, with their stored tensors, and casts around each.
+
+    ONNX Runtime's converter does this for whole graphs: with most nodes blocked it casts around each of these, and gives two casts one name.
+    """
+    model = onnx.load(path)
+    graph, chosen = model.graph, set(_left_out(recipe))
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    halves: dict[str, Any] = {}
+    nodes = []
+    for node in graph.node:
+        if node.name not in chosen:
+            nodes.append(node)
+            continue
+        for place, source in enumerate(node.input):
+            name = f"{source}.fp16"
+            if source in stored and stored[source].data_type == onnx.TensorProto.FLOAT:
+                values = numpy_helper.to_array(stored[source])
+                halves[name] = numpy_helper.from_array(values.astype(np.float16), name)
+            elif source:
+                name = f"{source}.{node.name}.fp16"
+                nodes.append(
+                    helper.make_node("Cast", [source], [name], name=name, to=onnx.TensorProto.FLOAT16)
+                )
+            node.input[place] = name if source else source
+        (output,) = node.output
+        node.output[0] = f"{output}.fp16"
+        nodes += [
+            node,
+            helper.make_node(
+                "Cast", [node.output[0]], [output], name=f"{output}.fp32", to=onnx.TensorProto.FLOAT
+            ),
+        ]
+    copied = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copied)
+    used = {source for node in graph.node for source in node.input}
+    kept = [tensor for name, tensor in stored.items() if name in used]
+    tensors = [type(tensor).FromString(tensor.SerializeToString()) for tensor in (*kept, *halves.values())]
+    del graph.initializer[:]
+    graph.initializer.extend(tensors)
+    onnx.save(model, path)
 
 
 def _left_out(recipe: Recipe) -> list[str]:

@@ -5,7 +5,7 @@ its items calibrate, all others of it choose. The other half judges, and is not 
 
 **Search.** Every recipe that fits the graph is built and measured on the items that choose. Where a family is cheaper than what
 keeps the budget but does not keep it itself, its best recipe is tried with groups of layers in FP32: each group alone, then the
-best ones together.
+best ones together; what keeps the budget so is tried with these layers in FP16, too.
 
 **Judgement.** Of the recipes that keep the budget on the items that choose, those are judged of which none is cheaper and changes as few
 answers of its worst slice: the one with the fewest changed answers first, each further one cheaper. The gate judges
@@ -341,15 +341,23 @@ class Search:
             tried = self._try(without(base.recipe, group))
             if tried and not tried.problem:
                 alone[group] = tried
-        if any(tried.within for tried in alone.values()):
+        if within := [tried for tried in alone.values() if tried.within]:
+            self._halve_layers(within)
             return
         ranked = sorted(alone, key=lambda group: alone[group].worst[1].share)
         for count in range(2, len(ranked)):
             chosen = {node for group in ranked[:count] for node in group}
             least = self._least_cost()
             tried = self._try(without(base.recipe, [node for node in nodes if node in chosen]))
+            if tried and not tried.problem and tried.within:
+                self._halve_layers([tried])
             if tried and not tried.problem and (tried.within or tried.cost(self._prefer) >= least):
                 return
+
+    def _halve_layers(self, within: Sequence[TriedRecipe]) -> None:
+        """Try the cheapest recipe that keeps the budget by its layers in FP32 with these layers in FP16."""
+        cheapest = min(within, key=lambda each: each.cost(self._prefer))
+        self._try(msgspec.structs.replace(cheapest.recipe, left_bits=16))
 
     def _least_cost(self) -> tuple[float, float]:
         """Return the cost of the cheapest model that keeps the budget."""

@@ -40,6 +40,28 @@ def rounded(model: Any) -> Any:
     return copied
 
 
+def rounded_in_blocks(weight: torch.Tensor, *, bits: int = 4) -> torch.Tensor:
+    """Return a weight with so many bits, 32 neighbours with one scale."""
+    blocks = weight.detach().reshape(-1, 32)
+    step = blocks.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 0.5)
+    integers = (blocks / step).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    values: torch.Tensor = (integers * step).reshape(weight.shape)
+    return values
+
+
+def polyglot(directory: Path) -> Path:
+    """Train a small model of the languages of the demo with text, and return its folder; some seconds."""
+    from numpy.random import default_rng
+
+    from quantdrift.demo.text.model import TextSize, trained
+
+    size = TextSize(vocabulary=512, width=64, layers=3, steps=100, rows=16)
+    model, tokenizer = trained(2, default_rng(2), lambda _: None, size)
+    for each in (model, tokenizer):
+        each.save_pretrained(directory / "reference")
+    return directory / "reference"
+
+
 def model_of(reference: Reference, **options: Any) -> Model:
     """Return the configuration of a model whose answers are text."""
     return Model(name=NAME, task=Task.GENERATION, references=(reference,), generation=Generation(**options))

@@ -78,7 +78,7 @@ class CandidateReplica:
         ]
         outputs = self._reference.run({**inputs, REQUEST: objects(same_tokens)})
         scores = [
-            msgspec.structs.replace(scores, copy=_by_id(by_row[n], scores)) if n in by_row else scores
+            msgspec.structs.replace(scores, copy=by_id(by_row[n], scores)) if n in by_row else scores
             for n, scores in enumerate(outputs[SCORES].tolist())
         ]
         return {**outputs, SCORES: objects(scores)}
@@ -151,7 +151,7 @@ def open_with_replica(request: RuntimeRequest) -> ReferenceRuntime:
         raise
 
 
-def _by_id(copy: Scores, reference: Scores) -> Scores:
+def by_id(copy: Scores, reference: Scores) -> Scores:
     """Return the replica's scores, without spellings if both sides have ids: servers spell parts of characters differently."""
     if all((scores.top_ids >= 0).any() for scores in (copy, reference)):
         return msgspec.structs.replace(copy, tokens=(), top_tokens=())

@@ -154,6 +154,12 @@ class TransformersLanguage:
         )
         _LOG.info("reference %s: transformers on %s, TF32 off", folder, self.provenance.device)
 
+    @property
+    def network(self) -> torch.nn.Module:
+        """The network; who changes its weights must have `models.generation.prefix_bytes` at 0."""
+        network: torch.nn.Module = self._model
+        return network
+
     def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a chat, by the tokenizer's own chat template."""
         settings_of_request = dict(request.template)

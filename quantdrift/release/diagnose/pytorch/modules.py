@@ -363,12 +363,12 @@ def _in_floating_point(tensor: Any) -> _Served | None:
         values = tensor.detach().dequantize().to(torch.float32)
     except ERRORS:
         return None
-    step = _step_of(tensor, values.shape)
+    step = step_of(tensor, values.shape)
     by_row = step is not None and step.shape[:1] == values.shape[:1] and step[0].numel() == 1
     return _Served(values=values, step=step, axis=0 if by_row else None)
 
 
-def _step_of(tensor: Any, shape: torch.Size) -> torch.Tensor | None:
+def step_of(tensor: Any, shape: torch.Size) -> torch.Tensor | None:
     """Return the width of the steps of a tensor of torchao, so that it divides the values; None: unknown."""
     scale = getattr(tensor, "scale", None)
     if not isinstance(scale, torch.Tensor) or scale.dim() != len(shape):

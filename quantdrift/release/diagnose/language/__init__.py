@@ -1,0 +1,1 @@
+"""The diagnosis of a language model: which layers and matrices of a candidate make its answers diverge."""
