@@ -156,9 +156,7 @@ class Sessions:
             over = self._open.pop(key)
             self._n_held -= len(over.items)
             part = Part.AFTER if over.is_shown else Part.WHOLE
-            parts.append(
-                SessionPart(min(over.opened_us + self._length_us, now_us), tuple(over.items), part)
-            )
+            parts.append(SessionPart(min(over.opened_us + self._length_us, now_us), tuple(over.items), part))
             self._dirty.discard(key)
         return sorted([*self._begins_over(now_us), *parts], key=lambda part: part.over_us)
 
