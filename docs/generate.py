@@ -23,7 +23,7 @@ from quantdrift.core.config.render import default_toml, reference_markdown
 from quantdrift.facts.events import NoiseEvent
 from quantdrift.facts.explanation import Explanation
 from quantdrift.facts.status import Serves
-from quantdrift.storage.admin.database_docs import page as database_markdown
+from quantdrift.storage.admin.database_docs import pages as database_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,7 +33,7 @@ def pages() -> dict[str, str]:
     return {
         "config.toml": default_toml(),
         "docs/reference/configuration.md": reference_markdown(),
-        "docs/reference/database.md": database_markdown(),
+        **{f"docs/reference/{name}": text for name, text in database_pages().items()},
         "docs/reference/telemetry.md": telemetry_markdown(),
         **command_pages(),
         "docs/reference/python.md": python_markdown(),

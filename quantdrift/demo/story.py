@@ -480,6 +480,7 @@ async def _started(out: Path, receiver: OtlpReceiver, screen: Screen) -> AsyncIt
     async with AsyncExitStack() as stack:
         with screen.step("start the INT8 server, Postgres, NATS, sidecar, shadow and monitor"):
             running = await stack.enter_async_context(services(out, receiver.endpoint))
+        screen.say(f"The live page while it runs: http://127.0.0.1:{running.ports.page}")
         try:
             yield running
         finally:

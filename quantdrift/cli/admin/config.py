@@ -4,7 +4,6 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -17,9 +16,9 @@ from quantdrift.core.config.connections import ConfiguredConnection
 from quantdrift.core.config.load import Role, hmac_key, load, load_secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.state import shown_config
+from quantdrift.core.config.wrong_values import similar_file
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.keys import is_key_file, load_keys
-from quantdrift.core.text import plain
 
 _CONNECT_S = 1.0
 
@@ -130,23 +129,13 @@ def config_check(
 def _absent(config: Config) -> list[str]:
     """Return a sentence about each file of a reference that is not here."""
     return [
-        f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it){_similar(Path(path))}"
+        f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it){similar_file(Path(path))}"
         for model in config.models
         for path in dict.fromkeys(
             path for reference in model.references for path in (reference.path, reference.copy.path) if path
         )
         if not Path(path).exists()
     ]
-
-
-def _similar(path: Path) -> str:
-    """Return a question whether a file beside a missing one is meant; empty: none has a similar name."""
-    if not path.parent.is_dir():
-        return ""
-    near = get_close_matches(
-        path.name, sorted(entry.name for entry in path.parent.iterdir()), n=1, cutoff=0.8
-    )
-    return f": did you mean `{plain(near[0])}`?" if near else ""
 
 
 def _origins(config: Config, candidates: Sequence[str]) -> list[str]:

@@ -46,7 +46,7 @@ _HINTS: Final = {
     Loss.CAPTURE_DOWN: "the capture process of the sidecar was down: the sidecar's log says since when, and why",
     Loss.CAPTURE_BEHIND: "the capture process is too slow: sample less, or give the sidecar more processor time",
     Loss.ERROR_STATUS: "the model's server answered with errors",
-    Loss.DECODE: "the sidecar's log at level DEBUG says why requests or answers cannot be decoded",
+    Loss.DECODE: "the sidecar's log at level DEBUG says why requests or answers cannot be decoded; of calls of a tap the log of its server says it",
     Loss.SHARED_MEMORY: "clients pass tensors in shared memory, which the sidecar cannot read",
     Loss.TOO_LARGE: "the exchanges are above the payload limit of NATS",
     Loss.RATE_CAP: "raise sampling.max_exchanges_per_s, or sample less",

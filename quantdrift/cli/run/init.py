@@ -20,6 +20,7 @@ from quantdrift.core.config.load import config_of, load
 from quantdrift.core.config.models import PROGRAM
 from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config, Reference, Runtime
+from quantdrift.core.config.wrong_values import similar_file
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.records import GENERATED
 from quantdrift.core.tasks import Task
@@ -386,7 +387,7 @@ def _reference(text: str | None, name: str, say: _Say) -> OpenedReference | None
         return opened
     path = Path(text)
     if not path.exists():
-        raise OperatorError(f"{text}: there is no such file or folder")
+        raise OperatorError(f"{text}: there is no such file or folder{similar_file(path)}")
     if path.is_dir():
         if not (path / "config.json").exists():
             raise OperatorError(
