@@ -1,6 +1,6 @@
 """Makes every picture of the pages from a run of the demo: an alert, a report, the live page, and the cause of the damage.
 
-    python -m docs.pictures    # or `make pictures`; as long as the demo, some eight minutes
+    python -m docs.pictures    # or `make pictures`; as long as the demo, some five minutes
 
 The live page is photographed while the alert is open, the rest when the run is over. Needs Chromium on the PATH.
 """

@@ -109,5 +109,6 @@ def test_what_describes_a_cluster_says_no_single_number() -> None:
             "input.length(text)": 3,
         }
     )
+    assert describing_features({"threshold": np.array(0.5, np.float32), "once": image[:1]}, 1) == {}
     many = {f"x{number}": image for number in range(9)}
     assert {key.rpartition("(")[2] for key in describing_features(many, 0)} == {"x0)", "x1)", "x2)", "x3)"}

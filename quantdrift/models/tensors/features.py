@@ -76,6 +76,8 @@ def describing_features(inputs: Mapping[str, Array], item: int) -> dict[str, flo
     """
     found: dict[str, float] = {}
     for name, array in list(inputs.items())[:MOST_DESCRIBED]:
+        if array.ndim == 0 or item >= len(array):
+            continue  # not of items
         part = array[item : item + 1]
         for feature, measure in _DESCRIBING.items():
             if measure is not _length and part.size < LEAST_DESCRIBED:
