@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-text check test test-release coverage lint format docs docs-site bench images locks scan release clean gameday
+.PHONY: help setup demo demo-text check test test-release coverage lint format docs pictures docs-site bench images locks scan release clean gameday
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ format: setup ## Format the code and fix what can be fixed automatically
 
 docs: setup ## Regenerate the generated pages of docs/reference
 	$(BIN)/python -m docs.generate
+
+pictures: setup ## Make the pictures of the pages again from a run of the demo; needs Chromium
+	$(BIN)/python -m docs.pictures
 
 docs-site: setup ## Build the pages as a site with a search, in out/site
 	$(BIN)/python -m docs.site

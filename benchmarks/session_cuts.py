@@ -53,7 +53,7 @@ LAWS: Final = (
 )
 RATES: Final = (1.0, 0.3, 0.1)
 RATE: Final = 0.01
-_ROW: Final = ComparisonRow(
+ROW: Final = ComparisonRow(
     exchange_id="",
     item=0,
     captured_us=0,
@@ -104,7 +104,7 @@ def observations(
         now_us = round(at_s[place] * _SECOND_US)
         name = f"{user[place]}-{policy[place]}" if cut else f"{user[place]}"
         row = msgspec.structs.replace(
-            _ROW,
+            ROW,
             exchange_id=f"{place:032x}",
             captured_us=now_us,
             policy_id=int(policy[place]),
@@ -115,7 +115,7 @@ def observations(
         )
         sessions.add([row], now_us)
         observed += [
-            Observation(len(observed), items, now_us, closed=True) for _, items in sessions.due(now_us)
+            Observation(len(observed), items, now_us, closed=True) for _, items, _ in sessions.due(now_us)
         ]
     columns = Columns(observed)
     everything = SliceRow(id=1, model="m", name="all", predicate="true", where=())

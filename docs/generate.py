@@ -23,7 +23,7 @@ from quantdrift.core.config.render import default_toml, reference_markdown
 from quantdrift.facts.events import NoiseEvent
 from quantdrift.facts.explanation import Explanation
 from quantdrift.facts.status import Serves
-from quantdrift.storage.admin.database_docs import page as database_markdown
+from quantdrift.storage.admin.database_docs import pages as database_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,10 +33,10 @@ def pages() -> dict[str, str]:
     return {
         "config.toml": default_toml(),
         "docs/reference/configuration.md": reference_markdown(),
-        "docs/reference/database.md": database_markdown(),
+        **{f"docs/reference/{name}": text for name, text in database_pages().items()},
         "docs/reference/telemetry.md": telemetry_markdown(),
         **command_pages(),
-        "docs/reference/python.md": python_markdown(),
+        **python_pages(),
         "docs/explanation/features.md": features_markdown(),
         "deploy/kubernetes/prometheus/rules.yaml": prometheus_rule(),
         **chart_files(),
@@ -148,8 +148,8 @@ def command_pages() -> dict[str, str]:
     return {"docs/reference/command-line.md": "\n".join(index) + "\n", **pages}
 
 
-def python_markdown() -> str:
-    """Return the page of the Python API: each public name, and the records that results are made of, as stubs."""
+def python_pages() -> dict[str, str]:
+    """Return the pages of the Python API, as stubs: what is called, and the records that results are made of."""
     public = {name: getattr(quantdrift, name) for name in quantdrift.__all__}
     functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
     classes = {name: value for name, value in public.items() if inspect.isclass(value)}
@@ -157,7 +157,7 @@ def python_markdown() -> str:
         "# Python reference",
         "",
         "Generated from the code by `make docs`. [From Python](../how-to/python.md) shows how the functions are used. `quantdrift.aio` has the",
-        "same ones to be awaited. Each result has `str()`, the text that the command prints; `to_dict()`, what it prints with `--json`;",
+        "same ones to be awaited. [The records](python-records.md) of results have a page of their own. Each result has `str()`, the text that the command prints; `to_dict()`, what it prints with `--json`;",
         "`notes`; and is shown as HTML in a notebook. A `File` is a path: `str | PathLike[str]`. A `Time` is `datetime | date | str`, the text as",
         "`2026-11-11` or `2026-11-11T08:00`; a `Period` is `tuple[Time, Time]`, with its end exclusive.",
         "",
@@ -168,9 +168,19 @@ def python_markdown() -> str:
     shown: dict[str, Any] = {}
     for value in classes.values():
         _collect(value, shown)
+    records = [
+        "# Records of the Python API",
+        "",
+        "Generated from the code by `make docs`: the results of [the functions](python.md), and what they are made of.",
+        "",
+    ]
     for name, value in shown.items():
-        lines += [f"## `{name}`", "", "```python", *_stub(value), "```", "", *_docs(value)]
-    return "\n".join(lines).rstrip() + "\n"
+        page = records if issubclass(value, msgspec.Struct | Enum) else lines
+        page += [f"## `{name}`", "", "```python", *_stub(value), "```", "", *_docs(value)]
+    return {
+        "docs/reference/python.md": "\n".join(lines).rstrip() + "\n",
+        "docs/reference/python-records.md": "\n".join(records).rstrip() + "\n",
+    }
 
 
 def _signature(name: str, function: Any) -> list[str]:

@@ -1,18 +1,17 @@
 """Makes every picture of the pages from a run of the demo: an alert, a report, the live page, and the cause of the damage.
 
-    make demo | tee out/demo.log
-    python docs/pictures.py --log out/demo.log --report out/demo/report.html
-    python docs/pictures.py --page http://127.0.0.1:9468    # of `quantdrift web` on its database, while its alert is open
-    python docs/pictures.py --cause cause.svg               # that `quantdrift diagnose --picture cause.svg` wrote
+    python -m docs.pictures    # or `make pictures`; as long as the demo, some five minutes
 
-Needs Chromium on the PATH.
+The live page is photographed while the alert is open, the rest when the run is over. Needs Chromium on the PATH.
 """
 
 import argparse
 import html
 import re
 import shutil
-import tempfile
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +25,10 @@ _REPORT_SIZES: Final = {"report.png": (1100, 735), "report-first-screen.png": (1
 _OVERVIEW_SIZE: Final = (1280, 900)
 _SLICE_SIZE: Final = (1280, 1560)
 _PHONE_SIZE: Final = (390, 844)
+_PAGE: Final = re.compile(r"(?<=The live page while it runs: )\S+")  # of the demo
+_ALERT_IS_SHOWN: Final = (
+    "The alert, as on-call sees it"  # of the demo: from then on it is open, until the next version serves
+)
 _SHOWN: Final = (
     *(
         "model",
@@ -93,36 +96,53 @@ def photograph_live(browser: Browser, address: str) -> None:
     photograph(page, "live-slice.png", _SLICE_SIZE)
 
 
-def main() -> None:
-    """Write the pictures of what is there."""
+def photograph_results(browser: Browser, log: str, out: Path) -> None:
+    """Write the pictures of what a run leaves: its alert, its report, and the cause of the damage."""
+    page, alert = browser.new_page(), out / "alert.html"
+    alert.write_text(alert_page(log), encoding="utf-8")
+    page.goto(alert.resolve().as_uri())
+    photograph(page, "alert.png", _ALERT_SIZE)
+    page.goto((out / "report.html").resolve().as_uri())
+    for name, size in _REPORT_SIZES.items():
+        photograph(page, name, size)
+    with Image.open(out / "cause.png") as cause:
+        page.goto((out / "cause.png").resolve().as_uri())
+        photograph(page, "diagnosis.png", cause.size)
+
+
+def lines_of(demo: "subprocess.Popen[str]") -> Iterator[str]:
+    """Yield what a run prints, line by line, and print it."""
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        yield line
+
+
+def main() -> int:
+    """Run the demo, and write the pictures; return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--log", type=Path, help="what the demo printed")
-    parser.add_argument("--report", type=Path, help="the report that it wrote")
-    parser.add_argument("--cause", type=Path, help="the picture of a diagnosis, an SVG file")
-    parser.add_argument("--page", help="the address of its live page")
-    asked = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=Path("out/pictures"), help="where the demo writes")
+    out: Path = parser.parse_args().out
+    command = [sys.executable, "-m", "quantdrift", "demo", "--out", str(out)]
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
+    with (
+        sync_playwright() as playwright,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as demo,  # noqa: S603 - the demo of this tree
+    ):
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        if asked.log:
-            text = Path(directory) / "alert.html"
-            text.write_text(alert_page(asked.log.read_text(encoding="utf-8")), encoding="utf-8")
-            page.goto(text.as_uri())
-            photograph(page, "alert.png", _ALERT_SIZE)
-        if asked.report:
-            page.goto(asked.report.resolve().as_uri())
-            for name, size in _REPORT_SIZES.items():
-                photograph(page, name, size)
-        if asked.cause:
-            page.set_content(f"<style>body {{ margin: 0 }}</style>{asked.cause.read_text(encoding='utf-8')}")
-            box = page.locator("svg").bounding_box()
-            assert box is not None
-            photograph(page, "diagnosis.png", (round(box["width"]), round(box["height"])))
-        if asked.page:
-            photograph_live(browser, asked.page)
+        log, address = "", ""
+        for line in lines_of(demo):
+            log += line
+            if named := _PAGE.search(line):
+                address = named[0]
+            if _ALERT_IS_SHOWN in line:
+                photograph_live(browser, address)
+        if not demo.wait():
+            photograph_results(browser, log, out)
         browser.close()
+    return demo.returncode
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -30,7 +30,10 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ComparisonRow(_Row, frozen=True, kw_only=True, omit_defaults=True):
-    """One item; columns as in `comparison`. `signals` has the values of the signals of plug-ins by name."""
+    """One item; columns as in `comparison`. `signals` has the values of the signals of plug-ins by name.
+
+    `is_shown` says of an item of an open session that it was in the begin of it that the budgets were shown.
+    """
 
     exchange_id: str
     item: int
@@ -52,6 +55,7 @@ class ComparisonRow(_Row, frozen=True, kw_only=True, omit_defaults=True):
     tie: float | None = None
     latency_s: float | None = None
     signals: dict[str, float | None] = {}
+    is_shown: bool = False
 
     @property
     def pi(self) -> float:

@@ -36,6 +36,7 @@ _CROSSED: Final = ": "  # ends the prefix in the names of a crossed rule's slice
 _DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _FIRST_DAY_OF_WEEKEND: Final = 5
 _HOURS: Final = 6  # in a part of the day
+_DESCRIBING: Final = "input."
 _SAME: Final = 1e-6  # relative: numbers so near are one value of a column; in FP32 they are some 1e-7 apart
 
 
@@ -270,6 +271,16 @@ def is_binned(rule: Slice) -> bool:
 def bin_key(rule: Slice) -> str:
     """Return the key of the numbers that `rule` puts into bins."""
     return feature_key(rule) if rule.feature else attribute_key(rule)
+
+
+def describing_key(feature: str, name: str) -> str:
+    """Return the key of a feature of the input `name` that clusters are described with: `input.NAME(INPUT)`."""
+    return f"{_DESCRIBING}{feature}({name})"
+
+
+def is_describing(key: str) -> bool:
+    """Return whether the key of a feature is a `describing_key`: only some of the items have it, and no slice is made of it."""
+    return key.startswith(_DESCRIBING)
 
 
 def feature_key(rule: Slice) -> str:

@@ -104,6 +104,12 @@ EARLY = Instrument(
     "{request}",
     "Calls of taps that came before any sampling rates were known; not sampled.",
 )
+TAP_CONNECTIONS = Instrument(
+    "quantdrift.sidecar.tap.connections",
+    _OC,
+    "{connection}",
+    "Connections of taps accepted: one for each process of a server, and one more each time that it connects again.",
+)
 INTAKE_REFUSED = Instrument(
     "quantdrift.sidecar.intake.refused",
     _OC,

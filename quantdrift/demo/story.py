@@ -1,7 +1,6 @@
 """The run itself: build, serve, send, wait for the alert, check it against the true labels, report, release."""
 
 import asyncio
-import math
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,10 +21,11 @@ from quantdrift.demo.model import (
     Quality,
     compare,
 )
-from quantdrift.demo.otlp_receiver import Event, OtlpReceiver
+from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.demo.outcome import RunOutcome, is_page, slice_of
+from quantdrift.demo.phases import Phases
 from quantdrift.demo.scans import Scanner, Scans
-from quantdrift.demo.screen import Screen, ScreenView
+from quantdrift.demo.screen import Screen
 from quantdrift.demo.services import (
     REPAIRED_VERSION,
     SECOND_VERSION,
@@ -42,7 +42,6 @@ from quantdrift.demo.traffic import REQUEST_ID_HEADER, DemoTraffic, Page, stack
 from quantdrift.demo.watch import ARCHIVE, DemoWatch, Moment
 
 _HERE = Path(__file__).parent
-_LOOK_S = 1.0
 _MODELS = "models"
 _NOTEBOOK = Path("examples/questions.ipynb")
 _REPORT = "report.html"
@@ -143,22 +142,27 @@ async def run(options: Options, screen: Screen) -> int:
                     await _repair(options, screen, running, run_)
                 _say_what_next(options, screen, running)
                 if options.keep:
-                    await run_.until_interrupted(running)
+                    ports = running.ports
+                    await run_.until_interrupted(
+                        f"  sidecar       http://127.0.0.1:{ports.sidecar}",
+                        f"  the model     http://127.0.0.1:{ports.model}",
+                        f"  live page     http://127.0.0.1:{ports.page}",
+                        f"  metrics       sidecar http://127.0.0.1:{ports.sidecar_admin}/metrics,"
+                        f" shadow :{ports.shadow_admin}, monitor :{ports.monitor_admin}",
+                        f"  Postgres      address in {running.data}/dsn",
+                        f"  NATS          address in {running.data / 'nats.url'}",
+                    )
             return code
 
 
-class _DemoRun:
-    """The phases, seen from where the clients and the collector are."""
+class _DemoRun(Phases):
+    """The phases of the demo."""
 
     def __init__(
         self, plan: Plan, screen: Screen, receiver: OtlpReceiver, watch: DemoWatch, traffic: DemoTraffic
     ) -> None:
-        self._plan, self._screen, self._receiver = plan, screen, receiver
-        self._watch, self.traffic = watch, traffic
-        self._clock = asyncio.get_running_loop().time
-        self._began = self._clock()
-        self._shown = 0
-        self.snapshot = Moment()
+        super().__init__(screen, receiver, watch, traffic)
+        self._plan, self.traffic = plan, traffic
 
     async def healthy(self) -> None:
         """Send sound traffic until every slice but the archive's has its verdict."""
@@ -176,7 +180,7 @@ class _DemoRun:
                 and all(state.verdict == "ok" for state in others)
             )
 
-        if not await self._until(settled, self._plan.settle_s, "1. healthy"):
+        if not await self.until(settled, self._plan.settle_s, "1. healthy"):
             raise ServiceError(f"no verdict on every slice after {self._plan.settle_s:g} s of sound traffic")
 
     async def drift(self) -> None:
@@ -192,12 +196,12 @@ class _DemoRun:
         def paged(_: Moment) -> bool:
             return any(is_page(event) and slice_of(event) == ARCHIVE for event in self._receiver.events)
 
-        if await self._until(paged, self._plan.drift_s, "2. drift"):
+        if await self.until(paged, self._plan.drift_s, "2. drift"):
             self._screen.say(
                 f"[bold red]Paged[/] {self._clock() - began:.0f} s and"
                 f" {self.traffic.sent[Scanner.ARCHIVE] - sent:,} archive pages after the traffic changed"
             )
-            await self._until(lambda _: False, self._plan.after_s, "after the alert")
+            await self.until(lambda _: False, self._plan.after_s, "after the alert")
         self._screen.settle()
 
     async def release(self, running: Services, models: Path) -> None:
@@ -208,11 +212,11 @@ class _DemoRun:
         )
         await self._serve(running, SECOND_VERSION, models / SECOND_CANDIDATE)
 
-        if not await self._until(_is_seen, self._plan.seen_s, "3. release"):
+        if not await self.until(_is_seen, self._plan.seen_s, "3. release"):
             raise ServiceError(
                 f"{SECOND_VERSION} is not compared on every slice {self._plan.seen_s:g} s after its release"
             )
-        await self._until(_is_judged, self._plan.release_s, "3. release")
+        await self.until(_is_judged, self._plan.release_s, "3. release")
         self._screen.settle()
 
     async def back(self, running: Services, models: Path) -> None:
@@ -222,7 +226,7 @@ class _DemoRun:
     async def repaired(self, running: Services, candidate: Path, routes: Mapping[str, Path]) -> None:
         """Let the repaired model serve until every slice of it has a verdict, or for a while."""
         await self._serve(running, REPAIRED_VERSION, candidate, routes)
-        await self._until(_is_judged, self._plan.repaired_s, "4. repaired")
+        await self.until(_is_judged, self._plan.repaired_s, "4. repaired")
         self._screen.settle()
 
     async def _serve(
@@ -238,52 +242,6 @@ class _DemoRun:
             snapshot=self.snapshot,
             failed=self.traffic.failed.total(),
         )
-
-    async def until_interrupted(self, running: Services) -> None:
-        """Go on until the task is cancelled; that is the end that was asked for, and no failure."""
-        ports = running.ports
-        self._screen.say(
-            f"\n[bold]Still running[/] (Ctrl-C ends it)\n"
-            f"  sidecar       http://127.0.0.1:{ports.sidecar}\n"
-            f"  the model     http://127.0.0.1:{ports.model}\n"
-            f"  live page     http://127.0.0.1:{ports.page}\n"
-            f"  metrics       sidecar http://127.0.0.1:{ports.sidecar_admin}/metrics,"
-            f" shadow :{ports.shadow_admin}, monitor :{ports.monitor_admin}\n"
-            f"  Postgres      address in {running.data}/dsn\n"
-            f"  NATS          address in {running.data / 'nats.url'}"
-        )
-        try:
-            await self._until(lambda _: False, math.inf, "running")
-        except asyncio.CancelledError:
-            if task := asyncio.current_task():
-                task.uncancel()
-        self._screen.settle()
-
-    async def _until(self, done: Callable[[Moment], bool], longest_s: float, phase: str) -> bool:
-        deadline = self._clock() + longest_s
-        while True:
-            self.snapshot = await self._watch.look()
-            self._screen.show(
-                ScreenView(
-                    phase=phase,
-                    elapsed_s=self._clock() - self._began,
-                    snapshot=self.snapshot,
-                    failed=self.traffic.failed.total(),
-                )
-            )
-            for event in self._new_events():
-                self._screen.settle()
-                self._screen.event(event)
-            if done(self.snapshot):
-                return True
-            if self._clock() >= deadline:
-                return False
-            await asyncio.sleep(_LOOK_S)
-
-    def _new_events(self) -> list[Event]:
-        events = self._receiver.events[self._shown :]
-        self._shown += len(events)
-        return [event for event in events if slice_of(event)]  # the head of the audit is about no slice
 
 
 def _is_seen(snapshot: Moment) -> bool:
@@ -522,6 +480,7 @@ async def _started(out: Path, receiver: OtlpReceiver, screen: Screen) -> AsyncIt
     async with AsyncExitStack() as stack:
         with screen.step("start the INT8 server, Postgres, NATS, sidecar, shadow and monitor"):
             running = await stack.enter_async_context(services(out, receiver.endpoint))
+        screen.say(f"The live page while it runs: http://127.0.0.1:{running.ports.page}")
         try:
             yield running
         finally:

@@ -12,7 +12,7 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange
 from quantdrift.core.slices import SliceAssigner, SliceKey, time_attributes
 from quantdrift.models.runtimes.protocol import replayed_by
-from quantdrift.models.tensors.features import features_of
+from quantdrift.models.tensors.features import describing_features, features_of
 from quantdrift.shadow.pipeline.classify import Case, quarantine
 from quantdrift.shadow.replay.config_warnings import ConfigWarnings
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
@@ -177,9 +177,10 @@ class Assessor:
         sliced: list[_SlicedExchange] = []
         vectors: list[VectorRow] = []
         slices: list[Sequence[tuple[SliceKey, ...]]] = []
-        features = iter(in_progress.features)
+        features, assembled, first = iter(in_progress.features), in_progress.assembled, 0
         for case, outcome in zip(in_progress.prepared, outcomes, strict=True):
-            of_items = [next(features) for _ in range(case.n_items)]
+            of_items, begin = [next(features) for _ in range(case.n_items)], first
+            first += case.n_items
             if isinstance(outcome, QuarantineError):
                 quarantined.append(quarantine(case.stream_sequence, case.payload, case.exchange, outcome))
                 slices.append(())
@@ -188,6 +189,9 @@ class Assessor:
             sliced.append(sliced_exchange)
             slices.append(sliced_exchange.slices)
             vectors += vector_rows
+            for row in vector_rows:
+                if row.space == case.version_reference.model.embedding and assembled is not None:
+                    of_items[row.item] |= describing_features(assembled.inputs, begin + row.item)
         self.noise.choose(in_progress.prepared, outputs, outcomes, slices)
         runtimes = {
             case.version_reference.runtime.artefact.digest: case.version_reference.runtime

@@ -271,6 +271,10 @@ class Gateway:
         slot.adjust(Gauge.OBSERVER_ERRORS, counts.errors)
         slot.adjust(Gauge.EARLY, early)
 
+    def count_tap(self) -> None:
+        """Count a tap that has connected."""
+        self._scope.slot.adjust(Gauge.TAP_CONNECTIONS)
+
     def count_ignored(self) -> None:
         """Count a message that is not inference."""
         self._scope.slot.adjust(Gauge.IGNORED)

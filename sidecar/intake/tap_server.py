@@ -124,6 +124,7 @@ class TapServer:
             )
             writer.close()
             return
+        self._gateway.count_tap()
         self._readers.add(task)
         self._writers.add(writer)
         try:

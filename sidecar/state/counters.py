@@ -73,6 +73,7 @@ class Gauge(IntEnum):
         45  # relay: processor time of the slot's workers since they serve, counted about once a second
     )
     CONFIG_REFUSED = 46  # admin: 1 while the files have a configuration that was refused
+    TAP_CONNECTIONS = 47  # intake: connections of taps accepted so far
 
 
 class Denial(StrEnum):

@@ -1,5 +1,6 @@
 """How far exchanges came: per model, the counts and last times of each step that the database knows."""
 
+import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -140,7 +141,8 @@ _AWAITED: Final = text("""
 """)
 _SESSIONS: Final = text("""
     select v.model, count(*) as n, extract(epoch from now() - min(s.opened_at))::float8 as oldest_s,
-        extract(epoch from now() - max(s.opened_at))::float8 as newest_s
+        extract(epoch from now() - max(s.opened_at))::float8 as newest_s,
+        extract(epoch from now() - max(v.first_seen_at))::float8 as version_s
     from session s join model_version v on v.id = s.model_version_id group by v.model
 """)
 # Of the newest items of all models: a long period is not read whole.
@@ -267,11 +269,12 @@ class FlowRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenSessions(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions that count for no verdict yet because they are not over: how many, and how long ago the first and the last of them began."""
+    """Sessions that are not over: how many, and how long ago the first and the last of them, and the newest of their versions, began."""
 
     n: int
     oldest_s: float
     newest_s: float
+    version_s: float = math.inf
 
 
 class AwaitedSlice(msgspec.Struct, frozen=True, kw_only=True):
@@ -438,7 +441,7 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
     await _read_rates(connection, figures)
     for row in await _rows(connection, _SESSIONS):
         figures.sessions[row["model"]] = OpenSessions(
-            n=row["n"], oldest_s=row["oldest_s"], newest_s=row["newest_s"]
+            n=row["n"], oldest_s=row["oldest_s"], newest_s=row["newest_s"], version_s=row["version_s"]
         )
     learned_s = {row["model"]: row["learned_s"] for row in await _rows(connection, _LEARNED_LATENCY)}
     for row in await _rows(connection, _LATENCY, begin=begin):

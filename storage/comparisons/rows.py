@@ -34,7 +34,7 @@ class ComparedItem(msgspec.Struct, frozen=True, kw_only=True):
     slices
         Every slice it belongs to.
     features
-        Input features that slices use, finite ones only.
+        Input features that slices use, finite ones only; of items whose vector is kept also those that describe clusters.
     flip, divergence
         Whether the decision differs, and the graded divergence of the model's task, which may be infinite.
     tie

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clusters import Clustering, dump_clustering, load_clustering
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.slices import is_describing
 from quantdrift.storage.admin.retention import in_chunks
 from quantdrift.storage.comparisons.rows import VectorRow
 from quantdrift.storage.database import Database
@@ -57,7 +58,7 @@ _WIDTH: Final = text("""
 # A vector whose `comparison` row was deleted by retention is kept, without a description.
 _SAMPLE: Final = text("""
     select e.captured_at, e.exchange_id::text as exchange_id, e.item, e.pi, e.vector,
-        coalesce(c.attributes, '{}') as attributes, coalesce(c.slice_ids, '{}') as slice_ids
+        coalesce(c.attributes, '{}') as attributes, coalesce(c.features, '{}') as features, coalesce(c.slice_ids, '{}') as slice_ids
     from (
         select * from embedding
         where model = :model and reference_digest = :digest and space = :space and octet_length(vector) = :n_bytes
@@ -144,6 +145,8 @@ class Vectors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Names of the declared, binned, crossed and discovered slices of each item.
     attributes
         Recorded attributes of each item.
+    features
+        Features of the inputs of each item that describe clusters, by `describing_key`.
     from_at, to_at
         Capture times of the first and the last; None where there is none.
     """
@@ -155,6 +158,7 @@ class Vectors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     attributes: list[dict[str, str]]
     from_at: datetime | None
     to_at: datetime | None
+    features: list[dict[str, float]] = []
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -300,6 +304,9 @@ async def load_vectors(
         exchanges=[row["exchange_id"] for row in rows],
         slices=[tuple(names[slice_id] for slice_id in row["slice_ids"] if slice_id in names) for row in rows],
         attributes=[row["attributes"] for row in rows],
+        features=[
+            {key: value for key, value in row["features"].items() if is_describing(key)} for row in rows
+        ],
         from_at=rows[0]["captured_at"] if rows else None,
         to_at=rows[-1]["captured_at"] if rows else None,
     )

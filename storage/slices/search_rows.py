@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Policy, Predicate
-from quantdrift.core.slices import time_attributes
+from quantdrift.core.slices import is_describing, time_attributes
 from quantdrift.storage.fold_rows import ComparisonRow, to_us
 
 _SHARES: Final = 1 << 20
@@ -114,7 +114,7 @@ async def searched_items(
             flip=row["flip"],
             divergence=row["divergence"],
             attributes=row["attributes"] | time_attributes(row["captured_at"], zone),
-            features=row["features"],
+            features={key: value for key, value in row["features"].items() if not is_describing(key)},
         )
 
 

@@ -39,7 +39,7 @@ FORMS: dict[str, Any] = msgspec.json.decode(
 def _session(wire: bytes) -> list[ComparisonRow]:
     """Return the items of an open session as the fold resumes with them."""
     row = SessionRow(model_version_id=1, policy_id=1, group_key="g", opened_us=0, items=wire, fold_seq=1)
-    ((_, items),) = Sessions(1, (row,)).due(10)
+    ((_, items, _),) = Sessions(1, (row,)).due(10)
     return list(items)
 
 

@@ -36,6 +36,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.facts.words.cluster import mostly, sets_apart
 from quantdrift.models.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.tensors import features
 from quantdrift.monitor.discovery.clusters import ClusterFits, configured, refit
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import classify
@@ -175,9 +176,10 @@ async def _scalar(database: Database, query: str) -> object:
 
 
 async def test_learned_slices_from_the_first_vector_through_a_refit(
-    config: Config, database: Database
+    config: Config, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kinds of traffic become slices with ids that stay; what was never seen is a slice of its own; all is bounded."""
+    monkeypatch.setattr(features, "LEAST_DESCRIBED", N_FEATURES)
     worker = Worker(config, database)
     await worker.in_force.refresh()
     before = [await worker.store(kind, 1) for kind in range(4)]
@@ -208,6 +210,11 @@ async def test_learned_slices_from_the_first_vector_through_a_refit(
         of_alerts = await described_clusters(connection, version_id, slice_ids)
     assert {mostly(cluster) for cluster in of_alerts.values()} == {f"scanner={value}" for value in SCANNERS}
     assert all(sets_apart(cluster).startswith(mostly(cluster)) for cluster in of_alerts.values())
+    # Nobody named a feature of the input `x`: what a test finds apart is told beside the slices.
+    apart = [one["apart"][0] for one in described if one["apart"]]
+    assert len(apart) >= 2
+    assert all(mean["feature"] in {"input.mean(x)", "input.contrast(x)"} for mean in apart)
+    assert any(" of x " in sets_apart(cluster) for cluster in of_alerts.values())
     known = await _scalar(database, "select array_agg(distinct exchange_id::text) from embedding")
     assert isinstance(known, list)
     assert all(set(one["medoids"]) <= set(known) and one["medoids"] for one in described)

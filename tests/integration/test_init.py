@@ -159,6 +159,10 @@ def test_a_tap_needs_no_address(tmp_path: Path) -> None:
     [
         (("candidate.txt",), "is no ONNX file"),
         (("missing.onnx",), "missing.onnx: there is no such file or folder"),
+        (
+            ("model-fp23.onnx",),
+            "model-fp23.onnx: there is no such file or folder: did you mean `model-fp32.onnx`?",
+        ),
         (("http://127.0.0.1:1",), "nothing answers there"),
         (("model-fp32.onnx", "--listen", "here"), "--listen here: it must be HOST:PORT"),
         (

@@ -64,6 +64,7 @@ class Pod:
                 *((name, {"stratum": stratum}) for name in _COUNTS for stratum in ("faint", "default")),
                 *(("lost", {"stratum": "faint", "reason": reason}) for reason in _REASONS),
                 ("observer_errors", {}),
+                ("tap_connections", {}),
             )
         }
 
@@ -140,6 +141,7 @@ def test_recorded_calls_arrive_and_every_call_is_counted(pod: Pod) -> None:
     tap.close()
     wait(lambda: pod.counts("faint") == (1, 1, 1), "the taken one is published")
     wait(lambda: pod.counts("default") == (500, 0, 0), "the others are counted")
+    wait(lambda: pod.count("tap_connections") == 1, "the connection of the tap is counted")
     (found,) = pod.stored()
     assert (found.model, found.version, found.sampling.pi, found.trace) == (
         "digits",

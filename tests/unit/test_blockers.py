@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from quantdrift.cli.look.blockers import Port, StatusFacts, ago, blockers, notes
-from quantdrift.core.config.schema import Config, Model, Reference, Sidecar, TelemetryOptions
+from quantdrift.core.config.schema import Config, Intake, Model, Reference, Sidecar, TelemetryOptions
 from quantdrift.core.process.states import PartState
 from quantdrift.core.sampling.pause import Order, Pause
 from quantdrift.core.stream.backlog import Waiting
@@ -140,8 +140,9 @@ def test_nothing_blocks_where_everything_flows() -> None:
                 )
             },
             (
-                "no sidecar has seen an inference request in the last 1h (500 before): send the traffic to"
-                " 0.0.0.0:8000 (sidecar.listen)"
+                "no sidecar has seen an inference request in the last 1h (500 before): send the traffic to 0.0.0.0:8000"
+                " (sidecar.listen), not to the server's own address 127.0.0.1:8001: no client has connected to the sidecar since"
+                " its start"
             ),
         ),
         (
@@ -453,3 +454,52 @@ def test_lowered_rates_are_noted_and_told_where_exchanges_wait() -> None:
     )
     (blocked,) = blockers(CONFIG, _facts(**late | {"flow": flow}))
     assert "lowers all rates itself before they expire (now to 0.25 of what is configured)." in blocked
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (
+            {},
+            (
+                "send the traffic to 0.0.0.0:8000 (sidecar.listen), not to the server's own address 127.0.0.1:9000: no client has"
+                " connected to the sidecar since its start; or record calls with the tap at /run/tap (intake.tap): none has connected since"
+                " the sidecar's start. Set QUANTDRIFT_TAP to this path where the server runs, and look for lines of `quantdrift` in its log"
+            ),
+        ),
+        (
+            {"connections": 3.0, "tap_connections": 2.0},
+            (
+                "send the traffic to 0.0.0.0:8000 (sidecar.listen): 3 connections came, without a request that was read to its end; or"
+                " record calls with the tap at /run/tap (intake.tap): 2 connections of taps came, and no recorded call: the server must"
+                " call `record` for each answer"
+            ),
+        ),
+        (
+            {"connections": 1.0, "tap_connections": 1.0, "observer_errors": 5.0, "intake_refused": 2.0},
+            (
+                "send the traffic to 0.0.0.0:8000 (sidecar.listen): 1 connection came, without a request that was read to its end; or"
+                " record calls with the tap at /run/tap (intake.tap): 1 connection of taps came, and no recorded call; 5 calls failed: the"
+                " server's log says why; or correct the callers: 2 calls had no valid token, no certificate of a caller, or a model that"
+                " theirs may not report on"
+            ),
+        ),
+    ],
+)
+def test_where_nothing_came_in_each_way_in_is_named_with_its_counters(
+    counts: dict[str, float], said: str
+) -> None:
+    """Addresses, the tap's socket, and what the sidecar has counted on each: a person can see which one is wrong."""
+    config = msgspec.structs.replace(
+        CONFIG,
+        sidecar=Sidecar(listen="0.0.0.0:8000", backend="127.0.0.1:9000"),
+        intake=Intake(tap="/run/tap"),
+    )
+    ports = {"sidecar": Port(address="a", answers=True, ready=True, counts=counts)}
+    flow = _flow(offered=FlowStep(), captured=FlowStep(), tallied_at=None)
+    (line,) = (
+        line
+        for line in blockers(config, _facts(flow=flow, ports=ports))
+        if line.startswith("no sidecar has seen")
+    )
+    assert line == f"no sidecar has seen an inference request: {said}"

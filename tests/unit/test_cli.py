@@ -73,17 +73,25 @@ def test_a_wrong_configuration_ends_with_2_and_says_what_to_do(tmp_path: Path) -
 
 @pytest.mark.integration
 def test_config_check_says_what_it_would_do(tmp_path: Path) -> None:
-    """As text for people, as JSON for machines; a reference that is not here is pointed out."""
+    """As text for people, as JSON for machines; a reference that is not here is an error, and a note where none is needed."""
     path = tmp_path / "config.toml"
     path.write_text('[[models]]\nname = "m"\n[[models.references]]\npath = "gone.onnx"')
-    text = _run("config", "check", "--config", str(path), "--requests-per-s", "100")
+    check = ("config", "check", "--config", str(path))
+    said = "gone.onnx of model `m` does not exist here (the shadow needs it)\n"
+    text = _run(*check, "--no-references", "--requests-per-s", "100")
     assert text.exit_code == 0
     assert "expected replays: 1.0/s" in text.output
-    assert "gone.onnx of model `m` does not exist here (the shadow needs it)\n" in text.output
+    assert said in text.output
+    for options in ((), ("--references",)):
+        refused = _run(*check, *options)
+        assert refused.exit_code == 2
+        assert refused.output.count("gone.onnx") == 1
+        assert said in refused.output
+        assert refused.output.endswith("the host of a sidecar alone: --no-references\n")
     (tmp_path / "gone-1.onnx").touch()
-    alike = _run("config", "check", "--config", str(path))
+    alike = _run(*check)
     assert "(the shadow needs it): did you mean `gone-1.onnx`?" in alike.output
-    record = json.loads(_run("config", "check", "--config", str(path), "--json").output)
+    record = json.loads(_run(*check, "--no-references", "--json").output)
     assert record["models"][0]["slices"] == ["all"]
     assert record["memory_bytes"] > 2**28
 

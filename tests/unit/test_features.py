@@ -5,7 +5,7 @@ import pytest
 
 from quantdrift.core.config.schema import Slice
 from quantdrift.models.tensors.arrays import Array
-from quantdrift.models.tensors.features import features_of
+from quantdrift.models.tensors.features import describing_features, features_of
 
 pytestmark = pytest.mark.unit
 
@@ -87,3 +87,28 @@ def test_scalars_are_items_too() -> None:
     (found,) = features_of(RULES, {"x": np.array([2.0], np.float32)})
     assert (found["feature.length"], found["feature.rank"], found["feature.size"]) == (1, 0, 1)
     assert found["feature.norm"] == 2.0
+
+
+def test_what_describes_a_cluster_says_no_single_number() -> None:
+    """Of images mean, contrast and shares, of texts the length; of fewer than sixteen numbers the length alone."""
+    image = np.zeros((2, 4, 5), np.float32)
+    image[1, 0] = 1.0
+    inputs: dict[str, Array] = {
+        "image": image,
+        "age": np.array([[41.0], [77.0]], np.float32),
+        "text": np.array([["ab"], ["abc"]], dtype=object),
+    }
+    assert describing_features(inputs, 1) == pytest.approx(
+        {
+            "input.length(image)": 4,
+            "input.mean(image)": 0.25,
+            "input.contrast(image)": np.sqrt(0.1875),
+            "input.missing(image)": 0,
+            "input.zeros(image)": 0.75,
+            "input.length(age)": 1,
+            "input.length(text)": 3,
+        }
+    )
+    assert describing_features({"threshold": np.array(0.5, np.float32), "once": image[:1]}, 1) == {}
+    many = {f"x{number}": image for number in range(9)}
+    assert {key.rpartition("(")[2] for key in describing_features(many, 0)} == {"x0)", "x1)", "x2)", "x3)"}

@@ -7,14 +7,21 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Verdict
+from quantdrift.monitor.fold import sessions
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.fold_rows import BatchRows, FoldResult, Position, Snapshot, Source
+from quantdrift.storage.fold_rows import BatchRows, ComparisonRow, FoldResult, Position, Snapshot, Source
 from tests.support.monitor.mixed_stream import CATALOG, CONFIG, mixed
 from tests.support.monitor.plain_fold import PlainFold
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 N_QUICK = 100
+
+
+@pytest.fixture(autouse=True)
+def _short_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show begins of two seconds, where sessions have twenty."""
+    monkeypatch.setattr(sessions, "LEAST_BEGIN_US", 2_000_000)
 
 
 @cache
@@ -71,4 +78,8 @@ def test_the_stream_shows_all_that_it_is_there_for(n: int) -> None:
     assert any(row.noise for one in outcomes for row in one.detectors)
     assert any(
         "low" in values for one in outcomes for row in one.verdicts for values in row.estimate.values()
+    )
+    stored = [row.items for one in outcomes for row in one.sessions]
+    assert any(
+        item.is_shown for items in stored for item in msgspec.msgpack.decode(items, type=list[ComparisonRow])
     )

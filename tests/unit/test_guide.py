@@ -23,6 +23,7 @@ PORTS = {
     role: Port(address="127.0.0.1:1", answers=True, ready=True) for role in ("sidecar", "shadow", "monitor")
 }
 ARCHIVE = AwaitedSlice(version="7", slice="scanner=archive", n_groups=120, n_of_all=240)
+_HARDLY_ANY = AwaitedSlice(version="7", slice="all", n_groups=1, n_of_all=1)
 
 
 def _step(n: int) -> FlowStep:
@@ -111,15 +112,43 @@ def test_a_first_verdict_on_people_waits_until_their_sessions_are_over() -> None
     """Five minutes after the first request 320 people are there, which would be enough exchanges; none of their sessions is over before 25 minutes are."""
     config = msgspec.structs.replace(CONFIG, sampling=SamplingOptions(sticky_header="x-user"))
     text = (
-        "first verdict: 300 sessions are needed for all traffic, and one is over 30 minutes after its first request"
+        "first verdict: 300 sessions are needed for all traffic, and one counts 30 minutes after its first request"
         " (monitor.session_s): some 30 minutes at the present rate"
     )
     assert ("next", text) in _rows(config, _facts(_of_people(320, 300.0, 0.0)))
     few = _of_people(40, 300.0, 0.0)  # 260 more begin within 1,950 s, at 40 in 300 s
     assert ("next", text.replace("some 30 minutes", "some 1 hour")) in _rows(config, _facts(few))
-    assert ("next", f"{text[: text.index(': some')]}: nothing is compared at present") in _rows(
-        config, _facts(_wines(40))
+    nothing = [text for _, text in _rows(config, _facts(_wines(40)))]
+    assert (
+        f"{text[: text.index(': some')]}. In a new version every second one counts sooner, from a minute on: nothing is"
+        " compared at present"
+    ) in nothing
+
+
+def test_in_a_new_version_half_of_the_sessions_count_by_their_begin() -> None:
+    """At 10 people a second 600 have come after a minute; 300 of them count by a begin of a minute, the last of them after two."""
+    config = msgspec.structs.replace(CONFIG, sampling=SamplingOptions(sticky_header="x-user"))
+    begun = OpenSessions(n=600, oldest_s=60.0, newest_s=0.0, version_s=60.0)
+    seconds = _seconds(config, begun)
+    assert seconds == pytest.approx(60.0, abs=3.0)
+    old = msgspec.structs.replace(begun, version_s=5_000.0)
+    assert _seconds(config, old) == pytest.approx(1_770.0, abs=10.0)
+    # Those that begin when the version is ten minutes old count ten minutes later: a session a second, 300 lacking.
+    slow = OpenSessions(n=600, oldest_s=600.0, newest_s=0.0, version_s=600.0)
+    counted = sum(1 for k in range(600) if k % 2 == 0 and k + max(k, 60.0) <= 600)  # until now
+    later = _seconds(config, slow)
+    shown = sum(1 for k in range(2_000) if k % 2 == 0 and k + max(k, 60.0) <= 600 + later)
+    whole = sum(1 for k in range(2_000) if k % 2 == 1 and k + 1_800.0 <= 600 + later)
+    assert shown - counted + whole == pytest.approx(300, abs=8)
+
+
+def _seconds(config: Config, begun: OpenSessions) -> float:
+    model = _wines(
+        960, rates=FlowRates(leaving=2.0), sessions=begun, awaited=(_HARDLY_ANY,), verdicts={"unknown": 1}
     )
+    (awaited,) = expected(config, model)
+    assert awaited.expected_s is not None
+    return awaited.expected_s
 
 
 def test_the_sessions_of_a_slice_are_its_share_of_those_that_are_open() -> None:
@@ -128,7 +157,7 @@ def test_the_sessions_of_a_slice_are_its_share_of_those_that_are_open() -> None:
     model = _of_people(400, 1680.0, 680.0, verdicts={"unknown": 1}, awaited=(ARCHIVE,))
     (of_archive,) = expected(config, model)
     assert of_archive.expected_s == pytest.approx(1800.0 - 780.0)
-    assert of_archive.words.endswith("(monitor.session_s); 120 are over: some 17 minutes at the present rate")
+    assert of_archive.words.endswith("(monitor.session_s); 120 count: some 17 minutes at the present rate")
 
 
 def test_the_steps_are_over_with_the_first_verdict_of_each_model() -> None:

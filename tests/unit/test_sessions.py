@@ -8,7 +8,7 @@ from quantdrift.drift.evidence import header
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold import sessions as module
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.fold.sessions import Sessions
+from quantdrift.monitor.fold.sessions import LEAST_BEGIN_US, Part, Sessions, begin_us
 from quantdrift.storage.fold_rows import (
     BatchRows,
     ComparisonRow,
@@ -101,6 +101,76 @@ def test_a_session_counts_once_when_its_time_is_over() -> None:
     fold = folded([*rows, late])
     assert n_groups(fold) == 2
     assert sum(row.n_items for row in fold.take().rollups) == 21
+
+
+def of_each_kind(version_us: int = BEGIN_US) -> tuple[str, str]:
+    """Return a user of whom a new version shows the begin of a session, and one of whom it shows the whole."""
+    users = [f"user {n}" for n in range(20)]
+    shown = [user for user in users if begin_us(version_us, version_us, LENGTH_US, user) is not None]
+    return shown[0], next(user for user in users if user not in shown)
+
+
+def test_budgets_are_shown_the_begin_of_every_second_session_of_a_new_version() -> None:
+    """After a minute, once: a flip after it counts in the roll-ups alone. Baselines see whole sessions only, of the others."""
+    by_begin, whole = of_each_kind()
+    rows = [
+        item(n, user, at_us=BEGIN_US + at_us, flip=flip)
+        for n, (user, at_us, flip) in enumerate(
+            [
+                (by_begin, 0, 1.0),
+                (whole, 1, 0.0),
+                (by_begin, LEAST_BEGIN_US // 2, 0.0),
+                ("later", LEAST_BEGIN_US, 0.0),
+                (by_begin, LEAST_BEGIN_US + SECOND_US, 1.0),
+                (whole, LEAST_BEGIN_US + SECOND_US, 1.0),
+            ]
+        )
+    ]
+    fold = folded(rows)
+    states = fold.state.slices[KEY].watch.states
+    assert n_groups(fold) == 1
+    assert states[BY_BUDGET][header.X] / states[BY_BUDGET][header.W] == pytest.approx(0.5)
+    assert BY_CHANGE not in states
+    fold = folded([*rows, item(99, "last", at_us=BEGIN_US + LENGTH_US + 2)])
+    states = fold.state.slices[KEY].watch.states
+    assert n_groups(fold) == 2, "the second one, as a whole"
+    assert states[BY_BUDGET][header.X] / states[BY_BUDGET][header.W] == pytest.approx(0.5)
+    assert states[BY_CHANGE][header.N_TOTAL] == 1
+    assert sum(row.n_items for row in fold.take().rollups) == 7
+
+
+def test_a_version_that_is_not_new_shows_whole_sessions() -> None:
+    """A begin is as long as the version is old, so that it grows into the session."""
+    user, _ = of_each_kind()
+    for age_us, begin in (
+        (0, LEAST_BEGIN_US),
+        (LEAST_BEGIN_US - 1, LEAST_BEGIN_US),
+        (3 * LEAST_BEGIN_US, 3 * LEAST_BEGIN_US),
+        (LENGTH_US - 1, LENGTH_US - 1),
+        (LENGTH_US, None),
+    ):
+        assert begin_us(BEGIN_US + age_us, BEGIN_US, LENGTH_US, user) == begin
+    held = Sessions(LENGTH_US, version_us=lambda _: BEGIN_US - LENGTH_US)
+    held.add([item(1, user, at_us=BEGIN_US)], BEGIN_US)
+    assert held.due(BEGIN_US + LENGTH_US - 1) == []
+    assert [part for _, _, part in held.due(BEGIN_US + LENGTH_US)] == [Part.WHOLE]
+
+
+def test_a_session_whose_begin_nobody_looked_at_in_time_is_shown_as_a_whole() -> None:
+    """Of two that end between two batches; what is over is shown in the order of time."""
+    by_begin, whole = of_each_kind()
+    held = Sessions(LENGTH_US, version_us=lambda _: BEGIN_US)
+    held.add([item(1, by_begin, at_us=BEGIN_US)], BEGIN_US)
+    held.add([item(2, whole, at_us=BEGIN_US)], BEGIN_US)
+    assert [part for _, _, part in held.due(BEGIN_US + 2 * LENGTH_US)] == [Part.WHOLE, Part.WHOLE]
+    held.add([item(3, whole, at_us=BEGIN_US)], BEGIN_US)
+    held.add([item(4, by_begin, at_us=BEGIN_US)], BEGIN_US + LENGTH_US - LEAST_BEGIN_US)
+    over = held.due(BEGIN_US + 2 * LENGTH_US - 2 * LEAST_BEGIN_US)
+    assert [(part, rows[0].group_key) for _, rows, part in over] == [
+        (Part.WHOLE, whole),
+        (Part.BEGIN, by_begin),
+    ]
+    assert [part for _, _, part in held.due(BEGIN_US + 2 * LENGTH_US - LEAST_BEGIN_US)] == [Part.AFTER]
 
 
 def test_tallies_cut_no_session_while_a_backlog_is_worked_off() -> None:
@@ -244,12 +314,12 @@ def test_the_number_of_open_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch)
     held = Sessions(LENGTH_US)
     for n in range(8):
         held.add([item(n, f"user {n}", at_us=BEGIN_US)], BEGIN_US + n)
-    assert [rows[0].group_key for _, rows in held.due(BEGIN_US + 8)] == ["user 0", "user 1", "user 2"]
+    assert [rows[0].group_key for _, rows, _ in held.due(BEGIN_US + 8)] == ["user 0", "user 1", "user 2"]
     for n in range(3):
         held.add([item(10 + n, "user 7", at_us=BEGIN_US)], BEGIN_US + 9)
-    assert [len(rows) for _, rows in held.due(BEGIN_US + 9)] == [4]
+    assert [len(rows) for _, rows, _ in held.due(BEGIN_US + 9)] == [4]
     monkeypatch.setattr(module, "MOST_HELD", 3)
-    assert [rows[0].group_key for _, rows in held.due(BEGIN_US + 9)] == ["user 3"]
+    assert [rows[0].group_key for _, rows, _ in held.due(BEGIN_US + 9)] == ["user 3"]
     monkeypatch.setattr(module, "MOST_HELD", 100)
     held.add([item(3, "user 3", at_us=BEGIN_US)], BEGIN_US + 10)
     rows, closed = held.take(1)

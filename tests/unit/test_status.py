@@ -17,7 +17,7 @@ def test_every_verdict_has_one_place_and_words_of_its_own() -> None:
     assert [said(verdict) for verdict in RANK] == ["drifted", "possible drift", "not known", "OK"]
     assert dict(LEVEL) == {"ok": 0, "unknown": 1, "warning": 2, "firing": 3}
     assert {severity: alert_kind(severity) for severity in ALERTS} == {"firing": "page", "warning": "ticket"}
-    page = (ROOT / "docs/explanation/statistics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/explanation/verdicts.md").read_text(encoding="utf-8")
     assert all(f"| `{status.verdict.value}` | {status.words} |" in page for status in STATUSES)
     assert WORST_FIRST == "array['firing', 'warning', 'unknown', 'ok']"
 

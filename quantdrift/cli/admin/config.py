@@ -4,7 +4,6 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -17,9 +16,9 @@ from quantdrift.core.config.connections import ConfiguredConnection
 from quantdrift.core.config.load import Role, hmac_key, load, load_secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.state import shown_config
+from quantdrift.core.config.wrong_values import similar_file
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.keys import is_key_file, load_keys
-from quantdrift.core.text import plain
 
 _CONNECT_S = 1.0
 
@@ -37,7 +36,7 @@ def config_() -> None:
 @click.option(
     "--references/--no-references",
     default=None,
-    help="Open every reference, also those of 1 GiB or more and those at servers; or open none.  [default: open the smaller files that are here]",
+    help="Open every reference, also those of 1 GiB or more and those at servers; or open none and miss none.  [default: open the smaller files]",
 )
 @click.option(
     "--candidate",
@@ -60,7 +59,7 @@ def config_check(
     The references are opened, as the shadow does it, and compared with the configuration: precision, names and types of outputs,
     output_kind, embedding, inputs of slices. It lists the connections to servers, and which of them are encrypted.
 
-    Exit code 2 if something is wrong; all errors are listed at once. The command runs the code of your own adapters and of
+    Exit code 2 if something is wrong, such as a reference file that is not here; all errors are listed at once. The command runs the code of your own adapters and of
     references that are code. If the backend is on this machine it tries to connect, and adds a note if nothing listens there.
 
     \b
@@ -94,14 +93,9 @@ def config_check(
         explanation, connections=[*explanation.connections, *_postgres(config)]
     )
     missing += _missing_key(config)
-    missing += [
-        f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it){_similar(Path(path))}"
-        for model in config.models
-        for path in dict.fromkeys(
-            path for reference in model.references for path in (reference.path, reference.copy.path) if path
-        )
-        if not Path(path).exists()
-    ]
+    absent = _absent(config)
+    if references is False:
+        missing += absent
     missing += [f"{what} (the sidecar needs it)" for what in missing_packages(config)]
     missing += _key_file_notes(config)
     missing += _unanswered(config)
@@ -112,9 +106,14 @@ def config_check(
             else check_references(config, everything=bool(references))
         )
     origins = _origins(config, candidates)
-    if checked.problems:
-        listed = "\n".join(f"  - {problem}" for problem in checked.problems)
-        raise OperatorError(f"the configuration does not fit its references:\n{listed}")
+    if references is not False and (problems := [*absent, *checked.problems]):
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        where = (
+            "\nWhere no reference is needed, as on the host of a sidecar alone: --no-references"
+            if absent
+            else ""
+        )
+        raise OperatorError(f"the configuration does not fit its references:\n{listed}{where}")
     explanation = msgspec.structs.replace(
         explanation,
         missing=missing,
@@ -127,14 +126,16 @@ def config_check(
         click.echo(explained(explanation, config_path))
 
 
-def _similar(path: Path) -> str:
-    """Return a question whether a file beside a missing one is meant; empty: none has a similar name."""
-    if not path.parent.is_dir():
-        return ""
-    near = get_close_matches(
-        path.name, sorted(entry.name for entry in path.parent.iterdir()), n=1, cutoff=0.8
-    )
-    return f": did you mean `{plain(near[0])}`?" if near else ""
+def _absent(config: Config) -> list[str]:
+    """Return a sentence about each file of a reference that is not here."""
+    return [
+        f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it){similar_file(Path(path))}"
+        for model in config.models
+        for path in dict.fromkeys(
+            path for reference in model.references for path in (reference.path, reference.copy.path) if path
+        )
+        if not Path(path).exists()
+    ]
 
 
 def _origins(config: Config, candidates: Sequence[str]) -> list[str]:

@@ -46,7 +46,7 @@ _HINTS: Final = {
     Loss.CAPTURE_DOWN: "the capture process of the sidecar was down: the sidecar's log says since when, and why",
     Loss.CAPTURE_BEHIND: "the capture process is too slow: sample less, or give the sidecar more processor time",
     Loss.ERROR_STATUS: "the model's server answered with errors",
-    Loss.DECODE: "the sidecar's log at level DEBUG says why requests or answers cannot be decoded",
+    Loss.DECODE: "the sidecar's log at level DEBUG says why requests or answers cannot be decoded; of calls of a tap the log of its server says it",
     Loss.SHARED_MEMORY: "clients pass tensors in shared memory, which the sidecar cannot read",
     Loss.TOO_LARGE: "they are above sidecar.max_exchange_bytes, or max_payload of NATS: raise it",
     Loss.RATE_CAP: "raise sampling.max_exchanges_per_s, or sample less",
@@ -425,8 +425,51 @@ def _nothing_offered(config: Config, facts: StatusFacts) -> str:
             f"the sidecar has seen no inference request{last}; {count_of(int(n), 'other request')} passed, which no"
             " protocol of capture.protocols takes for a prediction"
         )
-    target = f" to {config.sidecar.listen} (sidecar.listen)" if config.sidecar.listen else ""
-    return f"no sidecar has seen an inference request{last}: send the traffic{target}"
+    ways = "; or ".join(_ways_in(config, port))
+    return (
+        f"no sidecar has seen an inference request{last}: {ways or 'set sidecar.listen or one of [intake]'}"
+    )
+
+
+def _ways_in(config: Config, port: Port) -> Iterator[str]:
+    """Yield for each way in that is configured what to do, and what the sidecar that answers has counted on it since its start."""
+    sidecar, intake = config.sidecar, config.intake
+    n = {name: int(count) for name, count in port.counts.items()}
+    if sidecar.listen:
+        to = f"send the traffic to {sidecar.listen} (sidecar.listen)"
+        if port.answers and not n.get("connections"):
+            to += f", not to the server's own address {sidecar.backend}: no client has connected to the sidecar since its start"
+        elif port.answers:
+            to += f": {count_of(n['connections'], 'connection')} came, without a request that was read to its end"
+        yield to
+    if intake.tap:
+        yield f"record calls with the tap at {intake.tap} (intake.tap)" + (
+            _of_taps(n) if port.answers else ""
+        )
+    for option, address in (
+        ("listen", intake.listen),
+        ("kserve_logger", intake.kserve_logger),
+        ("ext_proc", intake.ext_proc),
+    ):
+        if address:
+            yield f"let exchanges come in at {address} (intake.{option})"
+    if refused := n.get("intake_refused"):
+        yield f"correct the callers: {count_of(refused, 'call')} had no valid token, no certificate of a caller, or a model that theirs may not report on"
+
+
+def _of_taps(n: Mapping[str, int]) -> str:
+    """Return what taps have done since the start of the sidecar."""
+    if not (connected := n.get("tap_connections", 0)):
+        return (
+            ": none has connected since the sidecar's start. Set QUANTDRIFT_TAP to this path where the server runs, and look for lines of"
+            " `quantdrift` in its log"
+        )
+    counts = f": {count_of(connected, 'connection')} of taps came, and no recorded call"
+    if errors := n.get("observer_errors"):
+        return f"{counts}; {count_of(errors, 'call')} failed: the server's log says why"
+    if early := n.get("early"):
+        return f"{counts} but {early:,} before the tap knew its rates: later ones count"
+    return f"{counts}: the server must call `record` for each answer"
 
 
 def _unknown(config: Config, flow: "Flow", span: str) -> Iterator[str]:

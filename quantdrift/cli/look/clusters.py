@@ -15,6 +15,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import columns
+from quantdrift.facts.words.cluster import feature_words
 
 if TYPE_CHECKING:
     from quantdrift.storage.slices.clusters import Space
@@ -239,7 +240,7 @@ def _lines(overview: Overview) -> list[str]:
                     if trait.get("p_adjusted") is not None  # before, no test was made
                 ),
                 *(
-                    f"{mean['feature']} {mean['inside']:.3g} (elsewhere {mean['elsewhere']:.3g})"
+                    f"{feature_words(mean['feature'])} {mean['inside']:.3g} (elsewhere {mean['elsewhere']:.3g})"
                     for mean in cluster.get("apart", [])
                 ),
             ]

@@ -2,7 +2,8 @@
 
 The steps are read from the facts of `quantdrift status`; nothing is measured for them. The time until a verdict is the number of
 exchanges that a slice lacks, divided by its share of those that its model compares a second at present. With `sampling.sticky_header`
-a verdict needs sessions, and a session counts when it is over: `monitor.session_s` after its first request.
+a verdict needs sessions, and a session counts when it is over: `monitor.session_s` after its first request. In a new version every second
+one counts sooner, by its begin alone.
 """
 
 import math
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from quantdrift.storage.account.flow import AwaitedSlice, ModelFlow
 
 _SHOWN: Final = 3  # slices of a model whose verdict is expected next
-_MINUTE_S: Final = 60.0
+_MINUTE_S: Final = 60.0  # and the shortest begin of a session that counts
+_POINTS: Final = 200  # at which sessions begin, of those that are open and of those to come
 _EVERYTHING: Final = "all traffic"
 
 
@@ -60,6 +62,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         Seconds until then, at the rate at which its model is compared at present; None: nothing is compared at present.
     session_s
         How long a session is; None: each exchange counts by itself.
+    by_begin
+        Whether sessions can count sooner, by their begin.
     """
 
     version: str
@@ -68,6 +72,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     n_compared: int
     expected_s: float | None
     session_s: float | None = None
+    by_begin: bool = False
 
     @property
     def words(self) -> str:
@@ -75,8 +80,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         whose = _EVERYTHING if self.slice == "all" else self.slice
         were = "was" if self.n_compared == 1 else "were"
         if self.session_s is not None:
-            were = "is over" if self.n_compared == 1 else "are over"
-            return f"{_sessions_needed(self.n_needed, whose, self.session_s)}; {self.n_compared:,} {were}: {_when(self.expected_s)}"
+            were = "counts" if self.n_compared == 1 else "count"
+            return f"{_sessions_needed(self.n_needed, whose, self.session_s, by_begin=self.by_begin)}; {self.n_compared:,} {were}: {_when(self.expected_s)}"
         return (
             f"{_needed(self.n_needed, whose)}, {self.n_compared:,} {were} compared: {_when(self.expected_s)}"
         )
@@ -92,6 +97,7 @@ def expected(config: Config, model: "ModelFlow") -> tuple[Expected, ...]:
             n_compared=awaited.n_groups,
             expected_s=_expected_s(config, model, awaited),
             session_s=_session_s(config),
+            by_begin=_by_begin(config, model),
         )
         for awaited in model.awaited
     )
@@ -227,7 +233,7 @@ def _first_verdict(config: Config, name: str, flow: "ModelFlow | None") -> str:
     n, session_s = config.monitor.min_groups, _session_s(config)
     if session_s is not None:
         seconds = None if flow is None else _sessions_over_s(flow, n, 1.0, session_s)
-        return f"{model}{_sessions_needed(n, _EVERYTHING, session_s)}: {_when(seconds)}"
+        return f"{model}{_sessions_needed(n, _EVERYTHING, session_s, by_begin=_by_begin(config, flow))}: {_when(seconds)}"
     per_s = 0.0 if flow is None else flow.rates.leaving
     return f"{model}{_needed(n, _EVERYTHING)}: {_when(n / per_s if per_s else None)}"
 
@@ -268,24 +274,54 @@ def _session_s(config: Config) -> float | None:
 
 
 def _sessions_over_s(model: "ModelFlow", n: int, share: float, session_s: float) -> float | None:
-    """Return in how many seconds so many more sessions of a slice are over.
+    """Return in how many seconds so many more sessions of a slice count.
 
-    Those that are open end in the order in which they began, here at even distances; others are taken to begin as often as these did.
+    Those that are open began at even distances; others are taken to begin as often as these did. Of either, one half counts as a whole,
+    and the other by its begin where the version is new.
     """
     begun = model.sessions
     if begun is None or share <= 0:
         return None
     n_open = begun.n * share
-    if n <= n_open:
-        age_s = begun.oldest_s - (begun.oldest_s - begun.newest_s) * n / n_open
-        return max(0.0, session_s - age_s)
     per_s = n_open / max(begun.oldest_s, _MINUTE_S)
-    return session_s + (n - n_open) / per_s
+    opened_s = [
+        (-begun.oldest_s + (begun.oldest_s - begun.newest_s) * (i + 1) / _POINTS, n_open / _POINTS)
+        for i in range(_POINTS)
+    ]
+    opened_s += [((i + 1) * n / per_s / _POINTS, n / _POINTS) for i in range(_POINTS)]
+    times_s = sorted(
+        (at_s + length_s, weight / 2)
+        for at_s, weight in opened_s
+        for length_s in (session_s, _begin_s(begun.version_s + at_s, session_s))
+    )
+    counted = 0.0
+    for at_s, weight in times_s:
+        counted += weight if at_s > 0 else 0.0
+        if counted >= n * (1 - 1e-9):
+            return at_s
+    return None
 
 
-def _sessions_needed(n: int, whose: str, session_s: float) -> str:
+def _begin_s(age_s: float, session_s: float) -> float:
+    """Return after how long a session counts that began when its version was so old, if the budgets are shown its begin."""
+    return min(max(age_s, _MINUTE_S), session_s)
+
+
+def _by_begin(config: Config, model: "ModelFlow | None") -> bool:
+    """Return whether the model has a version that is new: sessions that begin now can count by their begin."""
+    session_s = _session_s(config)
+    if session_s is None or session_s <= _MINUTE_S:
+        return False
+    return model is None or model.sessions is None or model.sessions.version_s < session_s
+
+
+def _sessions_needed(n: int, whose: str, session_s: float, *, by_begin: bool) -> str:
     over = duration(timedelta(seconds=session_s))
-    return f"{count_of(n, 'session')} {'is' if n == 1 else 'are'} needed for {whose}, and one is over {over} after its first request (monitor.session_s)"
+    begin = ". In a new version every second one counts sooner, from a minute on" if by_begin else ""
+    return (
+        f"{count_of(n, 'session')} {'is' if n == 1 else 'are'} needed for {whose}, and one counts {over} after its first request"
+        f" (monitor.session_s){begin}"
+    )
 
 
 def _needed(n: int, whose: str) -> str:

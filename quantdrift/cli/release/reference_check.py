@@ -88,7 +88,7 @@ def check_references(config: Config, *, everything: bool) -> CheckedReferences:
     Parameters
     ----------
     everything
-        Whether to open references that are missing, large or at a server, too.
+        Whether to open references that are large or at a server, too. What is not here is never opened: the caller says so.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def check_references(config: Config, *, everything: bool) -> CheckedReferences:
     notes: list[str] = []
     for number, model in enumerate(config.models):
         for position, reference in enumerate(model.references):
-            why_not = None if everything else _left_out(model, reference)
+            why_not = _left_out(model, reference, everything=everything)
             if why_not is None:
                 chosen.append((number, position))
             elif why_not:
@@ -116,11 +116,15 @@ def check_references(config: Config, *, everything: bool) -> CheckedReferences:
     )
 
 
-def _left_out(model: Model, reference: Reference) -> str | None:
-    """Return why a reference is not opened without a request; empty if another note says it, None if it is opened."""
+def _left_out(model: Model, reference: Reference, *, everything: bool) -> str | None:
+    """Return why a reference is not opened without a request; empty if something else says it, None if it is opened."""
     from quantdrift.models.runtimes.cache import files_bytes
 
-    if reference.url or (reference.path and not Path(reference.path).exists()):
+    if reference.path and not Path(reference.path).exists():
+        return ""
+    if everything:
+        return None
+    if reference.url:
         return ""
     where = f"the reference {reference.path} of model `{model.name}` was not opened, so names, types and `output_kind`"
     missing = [

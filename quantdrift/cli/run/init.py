@@ -20,6 +20,7 @@ from quantdrift.core.config.load import config_of, load
 from quantdrift.core.config.models import PROGRAM
 from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config, Reference, Runtime
+from quantdrift.core.config.wrong_values import similar_file
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.records import GENERATED
 from quantdrift.core.tasks import Task
@@ -30,7 +31,7 @@ from quantdrift.init.proposal import Choice, Proposal, choose, name_of, people_n
 from quantdrift.init.references import OpenedReference, program_reference, served_reference
 from quantdrift.init.server import Server, accepts, ask_server
 from quantdrift.init.toml import differences, text_of
-from quantdrift.init.traffic import Source, Traffic, watch
+from quantdrift.init.traffic import Kept, Source, Traffic, watch
 
 _LISTEN: Final = "0.0.0.0:8000"
 _BACKEND: Final = "127.0.0.1:8001"
@@ -141,7 +142,7 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--yes", is_flag=True, help="Ask nothing; take what was found, and defaults.")
 @JSON
-def init(  # noqa: C901, PLR0912, PLR0915 - a list of what is looked at, in order
+def init(
     reference: str | None,
     candidate: Path | None,
     name: str,
@@ -183,50 +184,116 @@ def init(  # noqa: C901, PLR0912, PLR0915 - a list of what is looked at, in orde
     asks = not yes and not as_json and sys.stdin.isatty()
     say = _Say(quiet=as_json)
     opened = _reference(reference, name, say)
-    model_file = opened.file if opened is not None else None
     candidate_file = read_model_file(candidate) if candidate is not None else None
-    stem = opened.name if opened is not None else ""
+    names = tuple(filter(None, [name, opened.name if opened is not None else ""]))
     if tap:
-        tap, server, is_there, watch_s = str(Path(tap).resolve()), None, True, 0.0
+        serving = _Serving(tap=str(Path(tap).resolve()))
     else:
-        backend = _address(
-            "--backend", backend or (_ask("Address of the inference server", _BACKEND) if asks else _BACKEND)
-        )
-        is_there = _is_there(backend, watch_s or 0.0)
-        server = ask_server(backend, tuple(filter(None, [name, stem]))) if is_there else None
-        _say_server(backend, server, say)
-        listen = _address(
-            "--listen", listen or (_ask("Address for clients from now on", _LISTEN) if asks else _LISTEN)
-        )
-        if watch_s is None:
-            watch_s = 60.0 if asks and is_there and click.confirm(_WATCH, default=False, err=True) else 0.0
-    traffic = _watched(listen, backend, watch_s, most_requests or 0, quiet=as_json) if watch_s else None
+        serving = _serving(backend, listen, watch_s, names, say, asks=asks)
+    traffic = (
+        _watched(serving.listen, serving.backend, serving.watch_s, most_requests or 0, quiet=as_json)
+        if serving.watch_s
+        else None
+    )
+    proposal = _proposed(name, opened, candidate_file, serving, traffic, out)
+    kept = (
+        tuple(entry for entry in traffic.kept if entry.model == proposal.name) if traffic is not None else ()
+    )
+    if asks:
+        _ask_all(proposal)
+    if proposal.person:
+        proposal.notes.append(people_note(proposal.person))
+    result = _written(proposal, opened, kept, out, quiet=as_json)
+    deployment = list(_deployment(out, compose=compose, kubernetes=kubernetes))
+    result = msgspec.structs.replace(result, deployment=deployment)
+    if as_json:
+        emit(result)
+    else:
+        click.echo(_shown(result, proposal))
 
+
+class _Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """How the candidate is reached.
+
+    Parameters
+    ----------
+    tap
+        The socket of a tap; empty: requests are relayed from `listen` to `backend`.
+    is_there, server
+        Whether anything answers at `backend`, and what it says of itself.
+    watch_s
+        For how long its traffic is watched.
+    """
+
+    tap: str = ""
+    listen: str = ""
+    backend: str = ""
+    is_there: bool = True
+    server: Server | None = None
+    watch_s: float = 0.0
+
+
+def _serving(
+    backend: str, listen: str, watch_s: float | None, names: tuple[str, ...], say: "_Say", *, asks: bool
+) -> _Serving:
+    """Find the server, and ask for what is not known of it."""
+    backend = _address(
+        "--backend", backend or (_ask("Address of the inference server", _BACKEND) if asks else _BACKEND)
+    )
+    is_there = _is_there(backend, watch_s or 0.0)
+    server = ask_server(backend, names) if is_there else None
+    _say_server(backend, server, say)
+    listen = _address(
+        "--listen", listen or (_ask("Address for clients from now on", _LISTEN) if asks else _LISTEN)
+    )
+    if watch_s is None:
+        watch_s = 60.0 if asks and is_there and click.confirm(_WATCH, default=False, err=True) else 0.0
+    return _Serving(listen=listen, backend=backend, is_there=is_there, server=server, watch_s=watch_s)
+
+
+def _proposed(
+    name: str,
+    opened: OpenedReference | None,
+    candidate_file: ModelFile | None,
+    serving: _Serving,
+    traffic: Traffic | None,
+    out: Path,
+) -> Proposal:
+    """Return what reference, candidate, server and traffic say together."""
+    model_file = opened.file if opened is not None else None
     outputs = [spec.name for spec in model_file.outputs] if model_file else []
-    model, notes = name_of(name, stem, server, traffic, outputs)
+    stem = opened.name if opened is not None else ""
+    model, notes = name_of(name, stem, serving.server, traffic, outputs)
     proposal = Proposal(
-        listen=listen,
-        backend=backend,
-        tap=tap,
+        listen=serving.listen,
+        backend=serving.backend,
+        tap=serving.tap,
         name=model,
-        choice=_choice(opened, server),
+        choice=_choice(opened, serving.server),
         notes=notes,
     )
-    if not is_there:
+    if not serving.is_there:
         proposal.notes.append(
-            f"nothing answers at {backend} now: start the inference server there, or correct sidecar.backend"
+            f"nothing answers at {serving.backend} now: start the inference server there, or correct sidecar.backend"
         )
     if opened is not None:
         _refer(proposal, opened.reference, out)
     if candidate_file is not None:
         proposal.notes += _of_candidate(candidate_file, model_file)
-    kept = tuple(entry for entry in traffic.kept if entry.model == model) if traffic is not None else ()
     if traffic is not None:
         _learn(proposal, traffic, opened, out)
-    if asks:
-        _ask_all(proposal)
-    if proposal.person:
-        proposal.notes.append(people_note(proposal.person))
+    return proposal
+
+
+def _written(
+    proposal: Proposal,
+    opened: OpenedReference | None,
+    kept: tuple[Kept, ...],
+    out: Path,
+    *,
+    quiet: bool,
+) -> Initialised:
+    """Write the configuration where none is, and try it on what came."""
     text = text_of(proposal)
     is_new = not out.exists()
     differing = [] if is_new else _differing(out, proposal, text)
@@ -242,8 +309,8 @@ def init(  # noqa: C901, PLR0912, PLR0915 - a list of what is looked at, in orde
         proposal.notes += problems
     planned = ""
     if checked and proposal.requests_per_s is not None:
-        planned = _planned(out, proposal, quiet=as_json)
-    result = Initialised(
+        planned = _planned(out, proposal, quiet=quiet)
+    return Initialised(
         file=str(out),
         written=is_new,
         config=text,
@@ -252,12 +319,7 @@ def init(  # noqa: C901, PLR0912, PLR0915 - a list of what is looked at, in orde
         checked=checked,
         replays=replayed,
         plan=planned,
-        deployment=list(_deployment(out, compose=compose, kubernetes=kubernetes)),
     )
-    if as_json:
-        emit(result)
-    else:
-        click.echo(_shown(result, proposal))
 
 
 def _is_there(backend: str, watch_s: float) -> bool:
@@ -325,7 +387,7 @@ def _reference(text: str | None, name: str, say: _Say) -> OpenedReference | None
         return opened
     path = Path(text)
     if not path.exists():
-        raise OperatorError(f"{text}: there is no such file or folder")
+        raise OperatorError(f"{text}: there is no such file or folder{similar_file(path)}")
     if path.is_dir():
         if not (path / "config.json").exists():
             raise OperatorError(

@@ -6,6 +6,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import inspect
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.plugins import Extensible
+from quantdrift.core.text import plain
 
 Key = str | int
 Options = typing.TypeVar("Options", bound=msgspec.Struct)
@@ -78,6 +80,15 @@ def options_of(kind: type[Options], document: Mapping[str, Any], where: str) -> 
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:  # from `__post_init__`, which checks options against each other
         raise OperatorError(f"{where}: {error}") from error
+
+
+def similar_file(path: Path) -> str:
+    """Return a question whether a file beside a missing one is meant, to be put behind its name; empty: none has a similar name."""
+    if not path.parent.is_dir():
+        return ""
+    names = sorted(entry.name for entry in path.parent.iterdir())
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return f": did you mean `{plain(near[0])}`?" if near else ""
 
 
 def without(document: Any, wrong: Iterable[Mistake]) -> Any:

@@ -1,7 +1,6 @@
 """The run with text: train, quantise, serve by llama.cpp, ask, wait for the alert, look at a token, repair."""
 
 import asyncio
-import math
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -11,9 +10,10 @@ from typing import Final
 
 import msgspec
 
-from quantdrift.demo.otlp_receiver import Event, OtlpReceiver
+from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.demo.outcome import is_page, slice_of
-from quantdrift.demo.screen import Screen, ScreenView
+from quantdrift.demo.phases import Phases
+from quantdrift.demo.screen import Screen
 from quantdrift.demo.services import (
     Ports,
     ServiceError,
@@ -33,7 +33,6 @@ VERSION: Final = "q4-1"
 REPAIRED_VERSION: Final = "q4-2"
 _HERE: Final = Path(__file__).parent
 _MODELS: Final = "models"
-_LOOK_S: Final = 1.0
 _IN_EFFECT: Final = "the changed configuration is in effect"
 _IN_EFFECT_S: Final = 60.0
 
@@ -104,7 +103,13 @@ async def run(options: TextOptions, screen: Screen) -> int:
                         f"[bold green]{GERMAN} paged, no other slice did, and the repaired model answers German as FP32 does.[/]"
                     )
                 if options.keep:
-                    await story.until_interrupted(running.services)
+                    ports = running.services.ports
+                    await story.until_interrupted(
+                        f"  sidecar       http://127.0.0.1:{ports.sidecar}/v1",
+                        f"  llama.cpp     http://127.0.0.1:{ports.model}/v1",
+                        f"  live page     http://127.0.0.1:{ports.page}",
+                        f"  Postgres      address in {running.services.data}/dsn",
+                    )
             return 1 if problems else 0
 
 
@@ -151,8 +156,8 @@ async def _services(out: Path, otlp_endpoint: str) -> AsyncIterator[_TextService
         yield running
 
 
-class _TextRun:
-    """The phases, seen from where the clients and the collector are."""
+class _TextRun(Phases):
+    """The phases of the demo with text."""
 
     def __init__(
         self,
@@ -162,12 +167,8 @@ class _TextRun:
         watch: DemoWatch,
         traffic: TextTraffic,
     ) -> None:
-        self._options, self._plan, self._screen = options, options.plan, screen
-        self._receiver, self._watch, self._traffic = receiver, watch, traffic
-        self._clock = asyncio.get_running_loop().time
-        self._began = self._clock()
-        self._shown = 0
-        self._snapshot = Moment()
+        super().__init__(screen, receiver, watch, traffic)
+        self._options, self._plan, self._traffic = options, options.plan, traffic
 
     async def healthy(self) -> None:
         """Ask in three languages until enough is compared."""
@@ -179,7 +180,7 @@ class _TextRun:
         def settled(snapshot: Moment) -> bool:
             return snapshot.replayed >= self._plan.healthy_answers
 
-        if not await self._until(settled, self._plan.settle_s, "1. healthy"):
+        if not await self.until(settled, self._plan.settle_s, "1. healthy"):
             raise ServiceError(
                 f"fewer than {self._plan.healthy_answers} answers were compared in {self._plan.settle_s:g} s"
             )
@@ -193,12 +194,12 @@ class _TextRun:
         )
         self._traffic.german_share = self._plan.german_share
         began, sent = self._clock(), self._traffic.sent[Language.DE]
-        if await self._until(lambda _: GERMAN in self._paged(), self._plan.drift_s, "2. drift"):
+        if await self.until(lambda _: GERMAN in self._paged(), self._plan.drift_s, "2. drift"):
             self._screen.say(
                 f"[bold red]Paged[/] {self._clock() - began:.0f} s and"
                 f" {self._traffic.sent[Language.DE] - sent:,} German questions after the traffic changed"
             )
-            await self._until(lambda _: False, self._plan.after_s, "after the alert")
+            await self.until(lambda _: False, self._plan.after_s, "after the alert")
         self._screen.settle()
 
     async def look(self, services: Services) -> None:
@@ -251,7 +252,7 @@ class _TextRun:
             german = snapshot.slice(GERMAN)
             return german is not None and german.verdict == "ok"
 
-        await self._until(judged, self._plan.repaired_s, "3. repaired")
+        await self.until(judged, self._plan.repaired_s, "3. repaired")
         self._screen.settle()
         compared = ("compare", "--from", VERSION, "--to", REPAIRED_VERSION)
         self._screen.plain(await command_output(running.services, self._options.out, *compared))
@@ -261,7 +262,7 @@ class _TextRun:
         lines = [] if GERMAN in self._paged() else [f"{GERMAN} did not page"]
         if others := self._paged() - {GERMAN}:
             lines.append(f"paged without a reason: {', '.join(sorted(others))}")
-        german = self._snapshot.slice(GERMAN)
+        german = self.snapshot.slice(GERMAN)
         if self._watch.version != REPAIRED_VERSION or german is None or german.verdict != "ok":
             lines.append(
                 f"{GERMAN} of {REPAIRED_VERSION} is {german.verdict if german else 'not compared'}, and must be ok"
@@ -270,50 +271,8 @@ class _TextRun:
             lines.append(f"{failed} questions got no proper answer")
         return lines
 
-    async def until_interrupted(self, services: Services) -> None:
-        """Go on until the task is cancelled; that is the end that was asked for, and no failure."""
-        self._screen.say(
-            f"\n[bold]Still running[/] (Ctrl-C ends it)\n"
-            f"  sidecar       http://127.0.0.1:{services.ports.sidecar}/v1\n"
-            f"  llama.cpp     http://127.0.0.1:{services.ports.model}/v1\n"
-            f"  live page     http://127.0.0.1:{services.ports.page}\n"
-            f"  Postgres      address in {services.data}/dsn"
-        )
-        try:
-            await self._until(lambda _: False, math.inf, "running")
-        except asyncio.CancelledError:
-            if task := asyncio.current_task():
-                task.uncancel()
-        self._screen.settle()
-
     def _paged(self) -> set[str]:
         return {slice_of(event) for event in self._receiver.events if is_page(event)}
-
-    async def _until(self, done: Callable[[Moment], bool], longest_s: float, phase: str) -> bool:
-        deadline = self._clock() + longest_s
-        while True:
-            self._snapshot = await self._watch.look()
-            self._screen.show(
-                ScreenView(
-                    phase=phase,
-                    elapsed_s=self._clock() - self._began,
-                    snapshot=self._snapshot,
-                    failed=self._traffic.failed.total(),
-                )
-            )
-            for event in self._new_events():
-                self._screen.settle()
-                self._screen.event(event)
-            if done(self._snapshot):
-                return True
-            if self._clock() >= deadline:
-                return False
-            await asyncio.sleep(_LOOK_S)
-
-    def _new_events(self) -> list[Event]:
-        events = self._receiver.events[self._shown :]
-        self._shown += len(events)
-        return [event for event in events if slice_of(event)]
 
 
 async def _build(options: TextOptions, tell: Callable[[str, float], None]) -> None:

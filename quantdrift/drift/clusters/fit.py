@@ -36,7 +36,7 @@ from quantdrift.core.clusters import (
     Ints,
     finite_rows,
 )
-from quantdrift.drift.clusters.describe import Apart, Trait, apart, traits_of
+from quantdrift.drift.clusters.describe import Apart, Trait, apart, features_apart, traits_of
 
 _BETTER: Final = 0.95
 _LEAST_IN_CLUSTER: Final = 20
@@ -69,6 +69,8 @@ class ClusterSample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Names of the declared slices of each item: what clusters are described with.
     attributes
         Recorded attributes of each item: what the vocabulary is made of.
+    features
+        Features of each item's inputs, for the description of an embedding's clusters; empty: nothing is known of them.
     """
 
     vectors: Float32
@@ -76,6 +78,7 @@ class ClusterSample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     exchanges: Sequence[str]
     labels: Sequence[Sequence[str]]
     attributes: Sequence[Mapping[str, str]]
+    features: Sequence[Mapping[str, float]] = ()
 
     def rows(self, chosen: Bools) -> "ClusterSample":
         """Return the rows that are `chosen` : (n,)."""
@@ -86,6 +89,7 @@ class ClusterSample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             exchanges=[self.exchanges[row] for row in rows],
             labels=[self.labels[row] for row in rows],
             attributes=[self.attributes[row] for row in rows],
+            features=[self.features[row] for row in rows] if self.features else (),
         )
 
 
@@ -131,7 +135,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     traits
         Declared slices and values of attributes that are over-represented in it.
     apart
-        Features by which it was formed and lies apart; none in an embedding, whose numbers have no names.
+        Features by which it was formed and lies apart; in an embedding, whose numbers have no names, those of the inputs that a test finds apart.
     medoids
         Ids of the exchanges nearest to the centroid: look at these.
     """
@@ -394,6 +398,7 @@ def _described(
         for names, attributes in zip(sample.labels, sample.attributes, strict=True)
     ]
     traits = traits_of(inside, sample.weights, labels, sample.exchanges, len(clustering.ids))
+    tested = features_apart(inside, sample.weights, sample.features, sample.exchanges, len(clustering.ids))
     distances = np.linalg.norm(clustering.scaled(sample.vectors) - clustering.centroids[positions], axis=1)
     total = float(sample.weights.sum())
     clusters = []
@@ -411,7 +416,7 @@ def _described(
                 medoids=tuple(exchanges)[:_N_MEDOIDS],
                 apart=apart(sample.vectors, sample.weights, inside == position, clustering.columns)
                 if clustering.columns
-                else (),
+                else tested[position],
             )
         )
     return tuple(sorted(clusters, key=lambda cluster: (cluster.id == OTHER_ID, cluster.id)))

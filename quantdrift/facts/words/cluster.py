@@ -1,5 +1,6 @@
 """The words of a learned slice: what its inputs have in common, as far as there is evidence."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,8 @@ from quantdrift.core.notation import listed, number, percent
 from quantdrift.core.text import plain
 
 _ALMOST_ALL = 0.995
+_OF_INPUT = re.compile(r"input\.(\w+)\((.+)\)", re.DOTALL)  # `quantdrift.core.slices.describing_key`
+_SHARES = {"zeros": "share of zeros", "missing": "share of missing values"}
 
 
 def sets_apart(cluster: Mapping[str, Any]) -> str:
@@ -16,7 +19,7 @@ def sets_apart(cluster: Mapping[str, Any]) -> str:
     ----------
     cluster
         As stored in `clustering.clusters`: `traits` are declared slices and attributes that a test found more frequent in it, `apart`
-        features that formed it.
+        features that formed it, or of the inputs of an embedding.
     """
     traits = [
         f"{plain(trait['label'])} ({'all' if trait['share'] >= _ALMOST_ALL else percent(trait['share'])} of them,"
@@ -25,10 +28,18 @@ def sets_apart(cluster: Mapping[str, Any]) -> str:
         if trait.get("p_adjusted") is not None  # before, no test was made
     ]
     means = [
-        f"{plain(mean['feature'])} {number(mean['inside'])} on average (elsewhere {number(mean['elsewhere'])})"
+        f"{feature_words(mean['feature'])} {number(mean['inside'])} on average (elsewhere {number(mean['elsewhere'])})"
         for mean in cluster.get("apart", [])
     ]
     return listed([*traits, *means])
+
+
+def feature_words(key: str) -> str:
+    """Return a feature as people read it: `mean of image` for `input.mean(image)`; a key of a slice as it is."""
+    found = _OF_INPUT.fullmatch(key)
+    if found is None:
+        return plain(key)
+    return f"{_SHARES.get(found[1], found[1])} of {plain(found[2])}"
 
 
 def mostly(cluster: Mapping[str, Any]) -> str:

@@ -16,14 +16,19 @@ undefined (text, no element left) or infinite is absent, and its item is in no b
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Slice
-from quantdrift.core.slices import feature_key
+from quantdrift.core.slices import describing_key, feature_key
 from quantdrift.models.tensors.arrays import Array
 
+MOST_DESCRIBED: Final = 4
+"""Inputs of an item that `describing_features` looks at."""
+LEAST_DESCRIBED: Final = 16
+"""Elements of an item from which on they are described: the mean of one number would be that number, which nobody asked to store."""
 Values = npt.NDArray[np.float64]
 _PART_ELEMENTS = 1 << 16
 
@@ -54,6 +59,33 @@ def features_of(rules: Iterable[Slice], inputs: Mapping[str, Array]) -> list[dic
             if finite:
                 item[key] = value
     return features
+
+
+def describing_features(inputs: Mapping[str, Array], item: int) -> dict[str, float]:
+    """Return features of one item that clusters are described with, keyed by `describing_key`; no slice needs them.
+
+    Of the first `MOST_DESCRIBED` inputs: `length`; and of at least `LEAST_DESCRIBED` elements `mean`, `contrast`, `missing`, and `zeros`, the
+    share of elements that are zero. What is undefined or infinite is absent.
+
+    Parameters
+    ----------
+    inputs
+        Name to array : (items, ...).
+    item
+        Which of the items.
+    """
+    found: dict[str, float] = {}
+    for name, array in list(inputs.items())[:MOST_DESCRIBED]:
+        if array.ndim == 0 or item >= len(array):
+            continue  # not of items
+        part = array[item : item + 1]
+        for feature, measure in _DESCRIBING.items():
+            if measure is not _length and part.size < LEAST_DESCRIBED:
+                continue
+            value = float(measure(part)[0])
+            if np.isfinite(value):
+                found[describing_key(feature, name)] = value
+    return found
 
 
 def _parts(array: Array) -> list[Array]:
@@ -103,6 +135,12 @@ def _missing(array: Array) -> Values:
         return _same(array, np.nan)
     share: Values = np.isnan(elements).mean(axis=1)
     return share
+
+
+def _zeros(array: Array) -> Values:
+    if array.dtype == np.dtype(object):
+        return _same(array, np.nan)
+    return _average((_elements(array) == 0.0).astype(np.float64))
 
 
 def _value(array: Array, column: int) -> Values:
@@ -155,4 +193,11 @@ _FEATURES: dict[str, Callable[[Array], Values]] = {
     "mean": _mean,
     "contrast": _contrast,
     "missing": _missing,
+}
+_DESCRIBING: dict[str, Callable[[Array], Values]] = {
+    "length": _length,
+    "mean": _mean,
+    "contrast": _contrast,
+    "missing": _missing,
+    "zeros": _zeros,
 }

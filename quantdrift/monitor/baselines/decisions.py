@@ -265,7 +265,7 @@ class Learning:
             if exchange.rows[0].group_key:
                 self._sessions.add(exchange.rows, at_us)
                 over = self._sessions.due(at_us)
-                observed += [Observation(exchange.order, items, at_us, closed=True) for _, items in over]
+                observed += [Observation(exchange.order, items, at_us, closed=True) for _, items, _ in over]
             else:
                 observed.append(Observation(exchange.order, exchange.rows, at_us, closed=False))
         if observed:

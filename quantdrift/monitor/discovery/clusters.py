@@ -280,6 +280,7 @@ def _fit(
             exchanges=vectors.exchanges,
             labels=vectors.slices,
             attributes=vectors.attributes,
+            features=vectors.features,
         ),
         naming,
         n_clusters=n_clusters,

@@ -37,6 +37,7 @@ from quantdrift.monitor.fold.groups import (
 from quantdrift.monitor.fold.loss import RecentCounts
 from quantdrift.monitor.fold.noise import NoiseSubject, by_version
 from quantdrift.monitor.fold.rollup import HOUR_US
+from quantdrift.monitor.fold.sessions import Part
 from quantdrift.monitor.fold.slice_state import CLOSED, RETIRED_AFTER_US, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
 from quantdrift.monitor.fold.verdict import alert, close, end, settle
@@ -276,7 +277,8 @@ class Fold:
         named = self._named(columns, [budget.signals for budget in budgets])
         unmeasured = self._unmeasured(observed, columns, named)
         self.state.rollup.add(columns, ~closed, cap, unmeasured)
-        self.state.rollup.close(columns, closed)
+        whole = np.array([entry.part is not Part.BEGIN for entry in observed])[columns.observation]
+        self.state.rollup.close(columns, closed & whole)
         limits = np.array([budget.latency_p99_s for budget in budgets])
         grows = np.array([budget.latency_growth > 0 for budget in budgets])
         groups = self._groups(
@@ -406,8 +408,8 @@ class Fold:
         if now_us is not None:
             until_us = max(now_us, self.state.now_us - self._reorder_us) if self._is_quiet(rows) else now_us
             begin = max(len(event_us), 1)
-            for order, (over_us, items) in enumerate(self.state.sessions.due(until_us), start=begin):
-                observed.append(Observation(order, items, max(over_us, now_us), closed=True))
+            for order, (over_us, items, part) in enumerate(self.state.sessions.due(until_us), start=begin):
+                observed.append(Observation(order, items, max(over_us, now_us), closed=True, part=part))
         return observed, event_us
 
     def _is_quiet(self, rows: BatchRows) -> bool:
@@ -431,9 +433,13 @@ class Fold:
         named: Mapping[Metric, FloatArray],
         judged: Mapping[Metric, BoolArray],
     ) -> SliceGroups:
-        """Return what the detectors are given: an exchange of a session is no observation, and the session is."""
+        """Return what the detectors are given: an exchange of a session is no observation, and the session or its begin is."""
         which = np.array(
-            [observation.closed or not observation.rows[0].group_key for observation in observed]
+            [
+                observation.part is not Part.AFTER
+                and (observation.closed or not observation.rows[0].group_key)
+                for observation in observed
+            ]
         )[columns.observation]
         if self.state.retired or self.state.lapsed:
             # Captured, or assigned to it, before the workers learned that it is retired or has lost its place.

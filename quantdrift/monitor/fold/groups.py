@@ -37,6 +37,7 @@ from quantdrift.drift.evidence.margin import EDGES as MARGIN_EDGES
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.watch import Groups, Series, SignalKey
 from quantdrift.monitor.fold.inclusion import SliceRates
+from quantdrift.monitor.fold.sessions import Part
 from quantdrift.storage.fold_rows import ComparisonRow
 
 # Made once: they know their hashes, and every group of every slice is kept under them.
@@ -104,14 +105,17 @@ class Observation(NamedTuple):
     now_us
         The fold's time when it came.
     closed
-        Whether it is a session that has closed; its exchanges were observations before, which nothing but the
+        Whether it is a session that has closed, or the begin of one that is open; its exchanges were observations before, which nothing but the
         roll-ups counts.
+    part
+        Of a session, what it is of it.
     """
 
     order: int
     rows: Sequence[ComparisonRow]
     now_us: int
     closed: bool
+    part: Part = Part.WHOLE
 
 
 class Columns:
@@ -254,6 +258,8 @@ class SliceGroups:
         (items,) per plug-in's signal, as `Columns.named` returns it.
     policy_id, weighted
         Under which policy the groups were sampled, and whether with rates that differ within their slice.
+    begun
+        (groups given,) which are the begin of a session: only budgets are shown them.
 
     Attributes
     ----------
@@ -281,6 +287,7 @@ class SliceGroups:
         named: Mapping[Metric, FloatArray],
         policy_id: IntArray,
         weighted: BoolArray,
+        begun: BoolArray,
     ) -> None:
         self._columns = columns
         flips, divergences = (
@@ -304,7 +311,9 @@ class SliceGroups:
             shown.append((SignalKey(metric.value, BUDGET.kind), means.x, means.seen))
         self.signals = tuple(signal for signal, _, _ in shown)
         self._x = [x for _, x, _ in shown]
-        self._seen: BoolArray = np.array([seen for _, _, seen in shown])
+        self._seen: BoolArray = np.array(
+            [seen if signal.kind == BUDGET.kind else seen & ~begun for signal, _, seen in shown]
+        )
         self.refused: BoolArray = flips.refused | divergences.refused
         self.policy_id, self.weighted = policy_id, weighted
         some: BoolArray = np.asarray(self._seen.any(axis=0))
@@ -447,6 +456,7 @@ def slice_groups(
         named=named,
         policy_id=policy_id,
         weighted=np.where(closed, of_sessions, weighted),
+        begun=np.array([entry.part is Part.BEGIN for entry in observed])[observation],
     )
     _log_refused(columns, members, slice_id, groups.refused)
     return groups

@@ -133,7 +133,11 @@ class FoldState:
         self._early: dict[Key, list[ItemCount]] = {}
         self.count_items(snapshot.recent_items)
         self._sorted: tuple[list[SliceState], IntArray] | None = None
-        self.sessions = Sessions(int(monitor.session_s * MICROSECONDS), snapshot.sessions)
+        self.sessions = Sessions(
+            int(monitor.session_s * MICROSECONDS),
+            snapshot.sessions,
+            lambda version_id: self.catalog.versions[version_id].first_seen_us,
+        )
         self.missing = MissingSamples()
         self.losses = LossCounts(snapshot.baselines, snapshot.tallies, snapshot.expiries)
         self.noise = NoiseFloors(snapshot.floors)

@@ -22,6 +22,7 @@ from quantdrift.facts.estimate import N_GROUPS
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import exchanges
 from quantdrift.monitor.fold.rollup import DIVERGENCE_BINS, HOUR_US
+from quantdrift.monitor.fold.sessions import Part
 from quantdrift.monitor.fold.slice_state import UNJUDGED, Key, SliceState
 from quantdrift.storage.fold_rows import (
     BatchRows,
@@ -235,11 +236,7 @@ class PlainFold(Fold):
             else:
                 self._group(exchange.rows, order, collected)
         if self.state.clock.at_us is not None:
-            over = self.state.sessions.due(self.state.clock.at_us)
-            for place, (_, closed) in enumerate(over, start=order + 1):
-                for slice_id, items in slices_of(closed).items():
-                    self.plain_rollup.close(slice_id, items)
-                self._group(closed, place, collected)
+            self._sessions(order + 1, collected)
         showed_nothing = self._count(counted, collected.keys())
         keys = sorted(collected)
         slices = [self.state.slices[key] for key in keys]
@@ -250,6 +247,19 @@ class PlainFold(Fold):
         for watch in watches:
             watch.touched()
         return slices + showed_nothing, [(slices[change.watch], change) for change in changes]
+
+    def _sessions(
+        self,
+        begin: int,
+        collected: dict[Key, list[tuple[int, float, int, int, dict[SignalKey, FloatArray]]]],
+    ) -> None:
+        over = self.state.sessions.due(self.state.exchange_us)
+        for place, (_, closed, part) in enumerate(over, start=begin):
+            if part is not Part.BEGIN:
+                for slice_id, items in slices_of(closed).items():
+                    self.plain_rollup.close(slice_id, items)
+            if part is not Part.AFTER:
+                self._group(closed, place, collected, budgets_alone=part is Part.BEGIN)
 
     def _count(self, counted: Sequence[ItemCount], shown: Collection[Key]) -> list[SliceState]:
         """Count what was compared; return the slices that nothing was measured of."""
@@ -274,6 +284,8 @@ class PlainFold(Fold):
         rows: Sequence[ComparisonRow],
         order: int,
         collected: dict[Key, list[tuple[int, float, int, int, dict[SignalKey, FloatArray]]]],
+        *,
+        budgets_alone: bool = False,
     ) -> None:
         first, state = rows[0], self.state
         budget = state.budget(first.model_version_id)
@@ -283,7 +295,11 @@ class PlainFold(Fold):
             rates = state.rates(slice_id, policy_id)
             if state.ignores(slice_id):
                 continue
-            values = shown(slice_id, items, state.rates, budget)
+            values = {
+                signal: x
+                for signal, x in shown(slice_id, items, state.rates, budget).items()
+                if signal.kind == BUDGET.kind or not budgets_alone
+            }
             if not values:
                 continue
             key = (first.model_version_id, slice_id)
