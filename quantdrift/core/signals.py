@@ -299,6 +299,14 @@ def is_judged(metric: Metric, budget: ModelBudget) -> bool:
     return not budget.watch or metric.value in budget.watch
 
 
+def simulated_signal(budget: ModelBudget) -> Signal:
+    """Return the signal whose shift a plan simulates: changed answers, or what a model is judged by in their place."""
+    if is_judged(Metric.FLIP, budget):
+        return signal_of(Metric.FLIP)
+    is_of_tokens = is_watched(Metric.CHANGED_TOKENS.value, budget.signals)
+    return signal_of(Metric.CHANGED_TOKENS if is_of_tokens else Metric.DIVERGENCE)
+
+
 def is_watched(name: str, budgets: Mapping[str, float]) -> bool:
     """Return whether a named signal has a budget."""
     return budgets.get(name, 0.0) > 0.0

@@ -52,7 +52,7 @@ from quantdrift.storage.serving import servings
 from quantdrift.storage.slices.verdicts import slice_names, verdicts_at
 from quantdrift.storage.snapshot import Connection, judged_until
 from quantdrift.storage.speed import item_times
-from quantdrift.storage.versions import Version, candidate_versions
+from quantdrift.storage.versions import Version, candidate_versions, measure_of_text
 
 MOST_TABLE = 25  # slices in a version's table
 MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is shown
@@ -170,6 +170,13 @@ async def gather(
             served=_served(facts, seen, series, how),
             people=await _people(connection, facts, seen, period),
             served_last=_served_last(facts, series),
+            divergences={
+                version.id: (
+                    await measure_of_text(connection, version.id, config.measure(version.model), period.end)
+                ).name
+                for version in versions
+                if version.id in version_ids and config.measure(version.model).measured_by_divergence
+            },
         )
 
     progress("reading how long answers took")

@@ -14,7 +14,8 @@ from quantdrift.core.config.schema import CandidateCopy, Config, Model, Slice
 from quantdrift.core.diagnosable import gate_problem
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
-from quantdrift.core.records import Verdict
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.signals import is_judged, is_watched
 from quantdrift.core.slices import ALL
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
@@ -178,17 +179,6 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
                 "--mlperf needs either --labels, the array with the true classes, or without labels --reference-accuracy, a lower"
                 " bound of the reference's accuracy, of which the changed answers can take away at most their share"
             )
-        budget = model.budget
-        questions = [Question.flips(budget.flip)]
-        if is_against:
-            questions.append(Question.harm(budget.flip / 2 if self.margin is None else self.margin))
-        if self.divergence or model.task is Task.GENERATION:
-            if budget.divergence >= budget.cap:
-                raise OperatorError(
-                    f"model `{model.name}`: models.budget.divergence is {budget.divergence:g}, which no mean exceeds, because a divergence counts"
-                    f" at most models.budget.cap ({budget.cap:g}): lower the former"
-                )
-            questions.append(Question.divergence(budget.divergence, budget.cap))
         together = []
         if self.mlperf is not None:
             ratio = _RATIOS[self.mlperf]
@@ -197,11 +187,34 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
                 if labels
                 else Question.accuracy_by_flips(ratio, self.accuracy or 0.0)
             )
-        asked = Asked(slices=tuple(questions), all=tuple(together))
+        asked = Asked(slices=self._of_slices(model, is_against=is_against), all=tuple(together))
         if not self.routes_alone_change_answers:
             return asked
         harm = tuple(question for question in asked.slices if question.kind is Kind.HARM)
         return msgspec.structs.replace(asked, routed=frozenset(self.routes), unrouted=harm)
+
+    def _of_slices(self, model: Model, *, is_against: bool) -> tuple[Question, ...]:
+        """Return what is asked of each slice: of generated text by the budgets of its tokens, else about changed answers."""
+        budget, is_text = model.budget, model.task is Task.GENERATION
+        questions = []
+        if not is_text or is_judged(Metric.FLIP, budget):
+            questions.append(Question.flips(budget.flip))
+            if is_against:
+                questions.append(Question.harm(budget.flip / 2 if self.margin is None else self.margin))
+        elif self.margin is not None:
+            raise OperatorError(
+                f"--margin is about changed answers, by which model `{model.name}` is not judged: models.budget.watch does not name `flip`"
+            )
+        if is_text and is_watched(Metric.CHANGED_TOKENS.value, budget.signals):
+            questions.append(Question.changed_tokens(budget.signals[Metric.CHANGED_TOKENS.value]))
+        if self.divergence or (is_text and is_judged(Metric.DIVERGENCE, budget)):
+            if budget.divergence >= budget.cap:
+                raise OperatorError(
+                    f"model `{model.name}`: models.budget.divergence is {budget.divergence:g}, which no mean exceeds, because a divergence counts"
+                    f" at most models.budget.cap ({budget.cap:g}): lower the former"
+                )
+            questions.append(Question.divergence(budget.divergence, budget.cap))
+        return tuple(questions)
 
     def opened(self, config: Config, file: Path, what: str = "candidate") -> ReferenceRuntime:
         """Return a loaded file that is judged or compared with."""
@@ -541,7 +554,7 @@ def _prompts(
     if unknown := int(np.isnan(items.flip).sum()):
         watch.note(
             f"--inputs {inputs}: of {unknown:,} answers it is not known whether they are changed, because the most likely tokens of one of the"
-            " models are not known at too many positions, or the answer has no token: they count in the divergence alone, if at all"
+            " models are not known at too many positions, or the answer has no token: these positions count in the divergence alone, if at all"
         )
     n_tokens = np.concatenate([each.n_tokens for each in found])
     decision = judge(
