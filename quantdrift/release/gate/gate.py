@@ -11,7 +11,6 @@ import numpy as np
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import CandidateCopy, Config, Model, Slice
-from quantdrift.core.diagnosable import gate_problem
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Metric, Verdict
@@ -157,6 +156,18 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
             raise OperatorError(
                 f"CANDIDATE {self.where} is no file: only candidates of models with the task `generation` are folders or at servers"
             )
+
+    def check_options_of_text(self, *more: tuple[str, object]) -> None:
+        """Refuse options that are not for language models."""
+        for option, value in (
+            ("--route", self.routes),
+            ("--against", self.against),
+            ("--mlperf", self.mlperf),
+            ("--latency-p99 and --throughput", self.budget.n),
+            *more,
+        ):
+            if value:
+                raise OperatorError(f"{option} is not for language models: leave it out")
 
     def check_origins(self, model: Model, number: int | None) -> None:
         """Refuse a candidate that was made from another checkpoint, before anything runs; tell which weights are faulty."""
@@ -377,11 +388,12 @@ async def _live(job: _Gate, wait: timedelta, stop: Callable[[], Stop], *, every_
     secrets = setting.secrets(config)
     config = setting.with_stream(config, NatsRole.SHADOW)
     model = model_named(config, job.model)
-    if problem := gate_problem(model):
-        raise OperatorError(problem)
-    job.check_file()
-    if len(model.references) == 1:
-        job.check_origins(model, None)
+    if model.task is Task.GENERATION:
+        job.check_options_of_text()
+    else:
+        job.check_file()
+        if len(model.references) == 1:
+            job.check_origins(model, None)
     labels = _LOADED if job.mlperf is not None and job.accuracy is None else ""
     asked = job.asked(model, labels=labels, is_against=True)
     if labels:
@@ -391,8 +403,12 @@ async def _live(job: _Gate, wait: timedelta, stop: Callable[[], Stop], *, every_
         model=model,
         only=job.alert.slice if job.alert else "",
         run=job.run,
-        references=References([model], lambda of, reference: opened_reference(config, of, reference)),
-        candidate=job.opened(config, job.candidate),
+        references=References(
+            [_without_copies(model)], lambda of, reference: opened_reference(config, of, reference)
+        ),
+        candidate=_opened_text(job, config, model)
+        if model.task is Task.GENERATION
+        else job.opened(config, job.candidate),
         routes=tuple((name, job.opened(config, file)) for name, file in job.routes.items()),
         asked=asked,
         every_hour=every_hour,
@@ -418,6 +434,27 @@ async def _live(job: _Gate, wait: timedelta, stop: Callable[[], Stop], *, every_
     return GateResult(decision=live.decision, live=live, notes=tuple(watch.notes))
 
 
+def _without_copies(model: Model) -> Model:
+    """Return a model whose references have no copy of the candidate that serves: the one that is judged takes its place."""
+    references = tuple(
+        msgspec.structs.replace(reference, copy=CandidateCopy()) for reference in model.references
+    )
+    return msgspec.structs.replace(model, references=references)
+
+
+def _opened_text(job: _Gate, config: Config, model: Model) -> ReferenceRuntime:
+    """Return a language model that is judged, loaded; what it needs besides its address is that of the first reference."""
+    from quantdrift.release.gate.prompts import (  # noqa: PLC0415 - the comparator of generated text, for these models alone
+        open_language_candidate,
+    )
+
+    if not model.references:
+        raise OperatorError(
+            f"model `{model.name}` has no [[models.references]]: there is nothing to compare with"
+        )
+    return open_language_candidate(runtime_request(config, model, model.references[0]), job.where)
+
+
 def _recorded(
     job: _Gate,
     inputs: Path,
@@ -434,16 +471,7 @@ def _recorded(
     asked = job.asked(model, labels=labels, is_against=job.against is not None)
     rules, kinds = _judged_slices(config, model, job.alert, chosen)
     if model.task is Task.GENERATION:
-        for option, value in (
-            ("--route", job.routes),
-            ("--against", job.against),
-            ("--calibration", calibration),
-            ("--mlperf", job.mlperf),
-            ("--latency-p99 and --throughput", job.budget.n),
-            (f"--slice {next(iter(kinds), '')}", kinds),
-        ):
-            if value:
-                raise OperatorError(f"{option} is not for language models: leave it out")
+        job.check_options_of_text(("--calibration", calibration), (f"--slice {next(iter(kinds), '')}", kinds))
         return _prompts(job, config, model, asked, inputs=inputs, rules=rules, number=number)
     job.check_file()
     job.check_origins(model, number)
