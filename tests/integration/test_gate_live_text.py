@@ -81,7 +81,7 @@ async def site(language_folder: Path, tmp_path: Path, nats_url: str, postgres_ds
     version = await connection.fetchval(
         "insert into model_version (model, candidate_version, reference_digest) values ('digits', 'int8', 'r') returning id"
     )
-    named = {"all": ("true", [])} | {
+    named: dict[str, tuple[str, list[dict[str, str]]]] = {"all": ("true", [])} | {
         f"topic={value}": (f'header.x-topic = "{value}"', [{"key": "header.x-topic", "equals": value}])
         for value in ("law", "rare")
     }

@@ -43,7 +43,9 @@ class Runtime(Extensible):
     TORCH = "torch"  # PyTorch
     OIP_HTTP = "oip-http"  # a server of the Open Inference Protocol v2, over HTTP
     OIP_GRPC = "oip-grpc"  # the same, over gRPC
-    TRANSFORMERS = "transformers"  # a causal language model in a folder, which scores what was served
+    TRANSFORMERS = (
+        "transformers"  # a causal language model in a folder or a GGUF file, which scores what was served
+    )
     OPENAI = "openai"  # the same at an OpenAI-compatible server
 
 
