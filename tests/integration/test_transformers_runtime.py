@@ -321,6 +321,28 @@ def test_what_a_client_names_not_is_the_folders(folder: Path) -> None:
     assert (_own(folder, temperature=0).n_tokens, _own(folder, temperature=0).finish_reason) == (1, "stop")
 
 
+def test_whether_an_own_answer_calls_a_tool_is_known_where_the_template_says_how(
+    language_folder: Path, tmp_path: Path
+) -> None:
+    """It was not trained to call: with tools it calls none, or nothing is known of that. Without tools there is nothing to call."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    found = []
+    for marker in ("", "{# <tool_call> #}"):
+        folder = shutil.copytree(language_folder, tmp_path / f"model{bool(marker)}")
+        template = folder / "chat_template.jinja"
+        template.write_text(template.read_text() + marker)
+        runtime = open_reference(opening(folder))
+        own = FreeAnswerRequest(max_tokens=200, is_capped=True, options={"temperature": 0}, seed=3)
+        for tools in ((), (tool,)):
+            asked = ScoringRequest(messages=SAID, tools=tools, served="a", free_answer=own)
+            (scores,) = scored(runtime, asked)
+            assert scores.free_answer is not None
+            assert scores.free_answer.finish_reason == "stop"
+            found.append(scores.free_answer.calls)
+        runtime.close()
+    assert found == [(), None, (), ()]
+
+
 def test_an_own_answer_that_takes_too_long_is_broken_off(language_folder: Path) -> None:
     """A part of it tells nothing."""
     from quantdrift.models.runtimes.text.transformers import TransformersLanguage

@@ -247,6 +247,7 @@ class TransformersLanguage:
                 ),
                 end_ids=self.end_ids,
                 within_s=within_s,
+                has_tools=bool(request.tools),
             )
 
         return computed(compute)
