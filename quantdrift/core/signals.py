@@ -53,6 +53,10 @@ class DetectorKind(StrEnum):
     GROWTH = "growth"  # of the latency, against its learned baseline
 
 
+OF_STREAMS: Final = (Metric.SLOW_START, Metric.SLOW_TOKENS)
+"""How fast streamed text comes. The shadow judges each answer, against `models.budget.first_token_p99_s` and `per_token_p99_s`."""
+
+
 class SignalForm(StrEnum):
     """What the mean of a signal is: its sentences follow from that."""
 
@@ -123,6 +127,11 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     moved: str
     things: str = ""
     verb: str = ""
+
+    @property
+    def is_about_speed(self) -> bool:
+        """Whether it is about how fast the candidate answers, of which inputs and outputs explain nothing."""
+        return self.form is SignalForm.SLOW or self.metric in OF_STREAMS
 
     @property
     def is_share(self) -> bool:
@@ -277,6 +286,24 @@ BUILT_IN: Final = (
             detail="broken",
             things="answers",
             verb="are broken: empty, not in the form that was asked for, or with another value",
+        ),
+    ),
+    _share(
+        Metric.SLOW_START,
+        SignalPlugin(
+            detail="slow_start",
+            things="streamed answers",
+            verb="begin later than models.budget.first_token_p99_s allows",
+            pages=False,
+        ),
+    ),
+    _share(
+        Metric.SLOW_TOKENS,
+        SignalPlugin(
+            detail="slow_tokens",
+            things="streamed answers",
+            verb="take longer for each further token than models.budget.per_token_p99_s allows",
+            pages=False,
         ),
     ),
     _share(

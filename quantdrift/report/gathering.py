@@ -466,15 +466,14 @@ async def _read_episode(
 ) -> EpisodeFacts:
     until = min(alert.resolved_at or period.end, period.end)
     # The examples are exchanges whose outputs are far from the reference's: of a slow candidate they show nothing.
-    form = signal_of(alert.metric).form
-    most = 0 if form is SignalForm.SLOW else MOST_EXAMPLES
+    most = 0 if signal_of(alert.metric).is_about_speed else MOST_EXAMPLES
     examples = await examples_of(
         connection,
         max(alert.onset_at, alert.opened_at - _EXAMPLE_SPAN),
         alert.opened_at + timedelta(seconds=1),
         version=alert.version_id,
         slice_id=alert.slice_id,
-        flips=form is SignalForm.CHANGED,
+        flips=signal_of(alert.metric).form is SignalForm.CHANGED,
         most=most,
     )
     # A large window would be read row by row: its newest hour says the same.

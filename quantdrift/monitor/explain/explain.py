@@ -26,7 +26,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.diagnosable import build_of
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.signals import SignalForm, signal_of
+from quantdrift.core.signals import signal_of
 from quantdrift.core.slices import ALL, is_declared
 from quantdrift.core.tasks import COUNTED, LABELS, MEASURES, Build
 from quantdrift.drift.detectors.protocol import BUDGET
@@ -171,7 +171,7 @@ class Explainer:
             whole_before = await _items_before(evidence, row, before_window, everything)
             whole_after = await _items_since(evidence, row, everything)
 
-        is_slow = signal_of(row.metric).form is SignalForm.SLOW
+        is_slow = signal_of(row.metric).is_about_speed
         # What the reference runs on says nothing of how fast the candidate is.
         windows = () if is_slow else (past, after)
         batches = {item.batch_id for window in windows for item in window.items}
