@@ -209,7 +209,7 @@ def _open(config: Config, number: int, reference: Reference, token: str, *, ever
         check_mapping(model, reference, runtime, compared)
         checked_canaries(model, reference, runtime)
         problems = list(_misfits(model, reference, runtime, compared))
-        notes = []
+        notes: list[str] = []
         if everything and model.task is Task.GENERATION and (other := _other_tokens(config, model, runtime)):
             # Of several models it is not known which of them that server serves.
             is_alone = sum(one.task is Task.GENERATION for one in config.models) == 1

@@ -56,8 +56,9 @@ def tokenize_at(address: str, model: str) -> Ask:
             return None
         finally:
             connection.close()
-        is_known = isinstance(tokens, list) and all(type(token) is int for token in tokens)
-        return tuple(tokens) if is_known else None
+        if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
+            return None
+        return tuple(tokens)
 
     return ask
 
