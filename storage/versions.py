@@ -34,11 +34,15 @@ _VERSIONS = text("""
 """)
 _DIVERGENCES = text("""
     select coalesce(detail ->> 'measure', '') as measure, count(*) as n from (
-        select detail from comparison where model_version_id = :version and captured_at < :before
-        order by captured_at desc, exchange_id desc, item desc limit :most
-    ) newest group by 1
+        select detail from (
+            select model_version_id, detail from comparison where captured_at < :before
+            order by captured_at desc, exchange_id desc, item desc limit :scanned
+        ) newest
+        where model_version_id = :version limit :most
+    ) of_version group by 1
 """)
 _NEWEST: Final = 1_000  # answers that tell which divergence a version's answers have
+_SCANNED: Final = 20_000  # answers of all versions among which they are looked for
 
 
 class VersionNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,8 +143,13 @@ async def candidate_versions(connection: AsyncConnection, model: str = "") -> li
 async def measure_of_text(
     connection: AsyncConnection, version_id: int, measure: Measure, before: datetime
 ) -> Measure:
-    """Return the measure of generated text with the name of what the newest 1,000 answers before a time have: KL, regret or both."""
+    """Return the measure of generated text with the name of what the newest answers before a time have: KL, regret or both.
+
+    Of a version that has none among the newest 20,000 of all it is the name of the task.
+    """
     if not measure.measured_by_divergence:
         return measure
-    found = await connection.execute(_DIVERGENCES, {"version": version_id, "before": before, "most": _NEWEST})
+    found = await connection.execute(
+        _DIVERGENCES, {"version": version_id, "before": before, "most": _NEWEST, "scanned": _SCANNED}
+    )
     return measure.of({row.measure: row.n for row in found})

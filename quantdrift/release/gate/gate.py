@@ -278,7 +278,7 @@ def gate(
     stop: Callable[[], Stop] | None = None,
     progress: OnProgress | None = None,
 ) -> GateResult:
-    """Judge whether a candidate, an ONNX file, is good enough on every slice, before it is deployed.
+    """Judge whether a candidate, an ONNX file or a language model, is good enough on every slice, before it is deployed.
 
     It runs the reference and the candidate on recorded inputs, or on live traffic from now on, and asks whether each slice is within the
     budget of the model. The parameters are the options of `quantdrift gate`, whose help explains each.
