@@ -329,6 +329,9 @@ def test_unlikely_tokens_of_what_is_no_text_are_an_error(tmp_path: Path) -> None
     path.write_text('[[models]]\nname = "m"\n[models.budget.signals]\nunlikely-tokens = 0.1\n')
     with pytest.raises(OperatorError, match="which only models with the task `generation` have"):
         load(path, {})
+    path.write_text('[[models]]\nname = "m"\n[models.budget]\nper_token_p99_s = 0.1\n')
+    with pytest.raises(OperatorError, match="per_token_p99_s is for streamed text"):
+        load(path, {})
 
 
 def test_a_stored_signal_is_read_without_its_package() -> None:

@@ -205,6 +205,9 @@ def _signals(model: Model) -> Iterator[str]:
         for metric in (Metric.CHANGED_TOKENS, Metric.BROKEN, Metric.UNLIKELY, *OF_STREAMS):
             if metric.value in model.budget.signals:
                 yield f"models `{model.name}`: budget.signals names `{metric.value}`, which only models with the task `generation` have"
+        for option in ("first_token_p99_s", "per_token_p99_s"):
+            if getattr(model.budget, option):
+                yield f"models `{model.name}`: budget.{option} is for streamed text, which only models with the task `generation` have"
     for name in model.budget.signals:
         if name not in names:
             yield (
