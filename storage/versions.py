@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.core.tasks import Measure
 from quantdrift.storage.figures.figures import SeenVersion, SliceFigures, last_day
 from quantdrift.storage.snapshot import rows
 
@@ -31,6 +32,17 @@ _VERSIONS = text("""
     from model_version left join doubt using (model, reference_digest)
     where :model = '' or model = :model order by model, id
 """)
+_DIVERGENCES = text("""
+    select coalesce(detail ->> 'measure', '') as measure, count(*) as n from (
+        select detail from (
+            select model_version_id, detail from comparison where captured_at < :before
+            order by captured_at desc, exchange_id desc, item desc limit :scanned
+        ) newest
+        where model_version_id = :version limit :most
+    ) of_version group by 1
+""")
+_NEWEST: Final = 1_000  # answers that tell which divergence a version's answers have
+_SCANNED: Final = 20_000  # answers of all versions among which they are looked for
 
 
 class VersionNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,3 +138,18 @@ def seen(version: VersionNow) -> SeenVersion | None:
 async def candidate_versions(connection: AsyncConnection, model: str = "") -> list[Version]:
     """Return the candidate versions of `model`, or of all, oldest first."""
     return await rows(connection, Version, _VERSIONS, model=model)
+
+
+async def measure_of_text(
+    connection: AsyncConnection, version_id: int, measure: Measure, before: datetime
+) -> Measure:
+    """Return the measure of generated text with the name of what the newest answers before a time have: KL, regret or both.
+
+    Of a version that has none among the newest 20,000 of all it is the name of the task.
+    """
+    if not measure.measured_by_divergence:
+        return measure
+    found = await connection.execute(
+        _DIVERGENCES, {"version": version_id, "before": before, "most": _NEWEST, "scanned": _SCANNED}
+    )
+    return measure.of({row.measure: row.n for row in found})

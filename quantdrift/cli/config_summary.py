@@ -77,6 +77,8 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     slices: list[str]
     open_slices: list[str]
     copies: dict[str, str] = {}
+    watch: tuple[str, ...] = ()
+    signal_budgets: dict[str, float] = {}
 
 
 class ConfigEffects(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +221,8 @@ def _model(config: Config, name: str) -> ModelPlan:
         flip_budget=model.budget.flip,
         task=model.task,
         divergence_budget=model.budget.divergence,
+        watch=model.budget.watch,
+        signal_budgets={name: accepted for name, accepted in model.budget.signals.items() if accepted},
         slices=[key.name for key in SliceAssigner(config, name).declared()],
         open_slices=[
             f"{rule.name}{': ' + ' x '.join(rule.cross) if rule.cross else '=*'} (at most {rule.max_values})"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 import click
 
-from quantdrift.cli.config_summary import ConfigEffects
+from quantdrift.cli.config_summary import ConfigEffects, ModelPlan
 from quantdrift.cli.options import WITHOUT_MODELS
-from quantdrift.core.records import Verdict
+from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.core.text import columns
 from quantdrift.facts.status import STATUSES
@@ -130,6 +130,17 @@ class ProgressLine:
             self._bar = None
 
 
+def _budgets(model: ModelPlan) -> list[str]:
+    """Return what a model is judged by, with its budgets."""
+    measure = MEASURES[model.task]
+    budgets = {
+        Metric.FLIP.value: f"changed answers <= {model.flip_budget:.2%}",
+        Metric.DIVERGENCE.value: f"mean {measure.name} <= {model.divergence_budget:g} {measure.unit}".rstrip(),
+    }
+    judged = [text for name, text in budgets.items() if not model.watch or name in model.watch]
+    return [*judged, *(f"{name} <= {accepted:.2%}" for name, accepted in model.signal_budgets.items())]
+
+
 def explained(explanation: ConfigEffects, path: Path) -> str:
     """Return the summary of a configuration as text."""
     nothing = "" if explanation.models else f" It has no [[models]]: {WITHOUT_MODELS}."
@@ -137,11 +148,7 @@ def explained(explanation: ConfigEffects, path: Path) -> str:
     if explanation.missing:
         lines[1:] = ["", "Missing here:", *(f"  - {note}" for note in explanation.missing), ""]
     for model in explanation.models:
-        measure = MEASURES[model.task]
-        lines.append(
-            f"model {model.name}: {model.task}, changed answers <= {model.flip_budget:.2%}, mean {measure.name} <= "
-            f"{model.divergence_budget:g} {measure.unit}".rstrip()
-        )
+        lines.append(f"model {model.name}: {model.task}, {', '.join(_budgets(model))}")
         for word, explained_paths in (("against", model.references), ("copied at", model.copies)):
             for pattern, explained_path in explained_paths.items():
                 lines.append(f"  versions {pattern:<12} {word} {explained_path}")

@@ -82,8 +82,9 @@ def next_commands(
         factory = "" if reference.runtime is Runtime.ONNX else " --factory MODULE:FUNCTION"
         text = f"quantdrift repair {alert_id} --candidate FILE{factory}{inputs} --out REPAIRED{more}"
         commands.append(Command(gives="Build repairs", text=text))
-    if not gate_problem(configured) and "gate" not in known:
-        text = f"quantdrift gate FILE --inputs FOLDER --model={plain(model)} --note={alert_id}{more}"
+    if "gate" not in known:
+        judged = "FOLDER-OR-URL --live" if configured.task is Task.GENERATION else "FILE --inputs FOLDER"
+        text = f"quantdrift gate {judged} --model={plain(model)} --note={alert_id}{options if configured.task is Task.GENERATION else more}"
         commands.append(Command(gives="Is another file better", text=text))
     return NextCommands(commands=tuple(commands), why_not=problem.partition(". ")[0])
 
@@ -155,13 +156,6 @@ def repair_problem(model: Model, reference: Reference) -> str:
     if reference.runtime is Runtime.ONNX or (reference.runtime is Runtime.TORCH and reference.factory):
         return ""
     return f"the reference of model `{model.name}` is neither an ONNX file nor a factory of PyTorch, and only candidates of these are repaired. {LEFT}"
-
-
-def gate_problem(model: Model) -> str:
-    """Return why live traffic, or recorded arrays, cannot judge a candidate of a model; empty: they can."""
-    if model.task is not Task.GENERATION:
-        return ""
-    return f"model `{model.name}` has the task `generation`: its candidates are judged on recorded prompts, with `quantdrift gate --inputs`"
 
 
 def build_of(model: Model, version: str, *, trees: bool = False) -> Build:

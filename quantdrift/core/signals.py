@@ -53,6 +53,10 @@ class DetectorKind(StrEnum):
     GROWTH = "growth"  # of the latency, against its learned baseline
 
 
+OF_STREAMS: Final = (Metric.SLOW_START, Metric.SLOW_TOKENS)
+"""How fast streamed text comes. The shadow judges each answer, against `models.budget.first_token_p99_s` and `per_token_p99_s`."""
+
+
 class SignalForm(StrEnum):
     """What the mean of a signal is: its sentences follow from that."""
 
@@ -123,6 +127,11 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     moved: str
     things: str = ""
     verb: str = ""
+
+    @property
+    def is_about_speed(self) -> bool:
+        """Whether it is about how fast the candidate answers, of which inputs and outputs explain nothing."""
+        return self.form is SignalForm.SLOW or self.metric in OF_STREAMS
 
     @property
     def is_share(self) -> bool:
@@ -280,6 +289,24 @@ BUILT_IN: Final = (
         ),
     ),
     _share(
+        Metric.SLOW_START,
+        SignalPlugin(
+            detail="slow_start",
+            things="streamed answers",
+            verb="begin later than models.budget.first_token_p99_s allows",
+            pages=False,
+        ),
+    ),
+    _share(
+        Metric.SLOW_TOKENS,
+        SignalPlugin(
+            detail="slow_tokens",
+            things="streamed answers",
+            verb="take longer for each further token than models.budget.per_token_p99_s allows",
+            pages=False,
+        ),
+    ),
+    _share(
         Metric.UNLIKELY,
         SignalPlugin(
             detail="unlikely",
@@ -297,6 +324,14 @@ _BY_METRIC: Final[Mapping[str, Signal]] = {signal.metric.value: signal for signa
 def is_judged(metric: Metric, budget: ModelBudget) -> bool:
     """Return whether a metric that roll-ups have is judged, or only recorded."""
     return not budget.watch or metric.value in budget.watch
+
+
+def simulated_signal(budget: ModelBudget) -> Signal:
+    """Return the signal whose shift a plan simulates: changed answers, or what a model is judged by in their place."""
+    if is_judged(Metric.FLIP, budget):
+        return signal_of(Metric.FLIP)
+    is_of_tokens = is_watched(Metric.CHANGED_TOKENS.value, budget.signals)
+    return signal_of(Metric.CHANGED_TOKENS if is_of_tokens else Metric.DIVERGENCE)
 
 
 def is_watched(name: str, budgets: Mapping[str, float]) -> bool:

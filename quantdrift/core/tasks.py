@@ -4,6 +4,7 @@ Every task has a 0/1 divergence, `flip`, which says that the decision changed, a
 changes before decisions do. Both are watched. Other measurements of a comparator are stored with them.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -51,6 +52,10 @@ COUNTED = frozenset(
 """Counts in `comparison.detail` that are present only if they are not zero."""
 
 
+_DIVERGENCES: Final = {"kl": "KL", "regret": "regret"}
+"""The divergences that an answer of a language model can have, by `measure` in `comparison.detail`."""
+
+
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """The meaning of the two watched divergences of a task.
 
@@ -74,6 +79,24 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     top: float = float("inf")
     measured_by_divergence: bool = False
+
+    def of(self, n_answers: Mapping[str, int]) -> "Measure":
+        """Return it with the name of what was measured of some answers.
+
+        Parameters
+        ----------
+        n_answers
+            Answers by `measure` in `comparison.detail`, which generated text alone has; those without a divergence are `none`.
+        """
+        counts = {_DIVERGENCES[kind]: n for kind, n in n_answers.items() if kind in _DIVERGENCES and n > 0}
+        if not counts:
+            return self
+        kind, *others = sorted(counts, key=lambda name: -counts[name])
+        name = f"{kind} per token"
+        if others:
+            share = round(100 * counts[kind] / sum(counts.values()))
+            name = f"divergence per token ({kind} of {min(share, 99)} % of the answers, else {others[0]})"
+        return msgspec.structs.replace(self, name=name)
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ A slice is asked one or more questions (`Question`), each "is the mean of y belo
 | `harm` | flip of the candidate - flip of what is serving: 1 newly flipped, -1 healed, else 0 | mean < the margin |
 | `accuracy` | ratio * right(reference) - right(candidate) | mean < 0 |
 | `divergence` | min(divergence, cap), by weights d / cap of the value cap | mean < the budget |
+| `changed-tokens` | of generated text: share of the tokens at which the first choice differs, as a weight of the value 1 | mean < the budget |
 | `latency` | 1 where a request takes the budget or longer (`quantdrift.release.gate.load`) | mean < 1 % |
 | `throughput` | 1 where a round of requests is below the budget | mean < 50 % |
 
@@ -85,6 +86,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     limit: float
 
     @property
+    def is_graded(self) -> bool:
+        """Whether an item has a part of its second value, and not one value or the other."""
+        return self.kind in {Kind.DIVERGENCE, Kind.CHANGED_TOKENS}
+
+    @property
     def is_labelled(self) -> bool:
         """Whether it is asked of items whose true class is known, as of `accuracy`."""
         return self.kind is Kind.ACCURACY and len(self.values) == 4
@@ -106,6 +112,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         An item of divergence d has the weight d / cap of the value `cap`, and the rest of the value 0.
         """
         return cls(kind=Kind.DIVERGENCE, values=(0.0, cap), quiet=0, limit=limit)
+
+    @classmethod
+    def changed_tokens(cls, limit: float) -> "Question":
+        """Return "is the mean share of changed tokens of an answer below `limit`?"; values: none, all of them."""
+        return cls(kind=Kind.CHANGED_TOKENS, values=(0.0, 1.0), quiet=0, limit=limit)
 
     @classmethod
     def accuracy_by_flips(cls, ratio: float, accuracy: float) -> "Question":

@@ -113,6 +113,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="The one of these that most inputs of the learned slice have."),
     ] = None
+    divergence_is: Annotated[
+        str | None,
+        Meta(
+            description="Of generated text: which divergence its answers since the onset have. KL where the log-probabilities of"
+            " both sides are known, regret of greedy answers where only those of the reference are."
+        ),
+    ] = None
     not_finite: Annotated[
         float | None,
         Meta(

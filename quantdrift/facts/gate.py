@@ -24,6 +24,7 @@ class Kind(StrEnum):
     HARM = "harm"
     ACCURACY = "accuracy"
     DIVERGENCE = "divergence"
+    CHANGED_TOKENS = "changed-tokens"
     LATENCY = "latency"
     THROUGHPUT = "throughput"
 

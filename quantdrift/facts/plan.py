@@ -60,7 +60,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     allocated
         Whether the rates are those of the allocation, instead of the policy's own.
     budget, shifted
-        Accepted share of changed answers, and the share to detect.
+        Accepted share of changed answers, and the share to detect; or of `what`, of a divergence as a share of `models.budget.cap`.
     horizon_days, quiet_days
         Within how many days a slice must be found, and how many were quiet before.
     n_detectors, pages_per_30_days
@@ -92,3 +92,4 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     gpu_share: float | None
     slices: tuple[SliceForecast, ...]
     notes: tuple[str, ...]
+    what: str = "changed answers"

@@ -11,7 +11,8 @@ from scipy.stats import binom
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Provider
 from quantdrift.core.errors import QuarantineError
-from quantdrift.core.records import Exchange, Tensor
+from quantdrift.core.records import Exchange, Metric, Tensor
+from quantdrift.core.signals import is_judged
 from quantdrift.init.traffic import Kept
 from quantdrift.models.runtimes.registry import opened_reference
 from quantdrift.models.tensors.arrays import Array
@@ -127,7 +128,7 @@ def replay(config: Config, kept: Sequence[Kept]) -> FirstReplays:
                     flips = outcome.divergences.flip
                     n_compared += int(np.isfinite(flips).sum())
                     n_changed += int((flips == 1).sum())
-    flip = max(model.budget.flip for model in config.models)
+    flip = max(model.budget.flip if is_judged(Metric.FLIP, model.budget) else 1.0 for model in config.models)
     return FirstReplays(
         n_exchanges=len(kept),
         n_compared=n_compared,

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quantdrift.core.tasks import Task
 from quantdrift.init.proposal import RARE, Proposal, slice_names
 from quantdrift.init.traffic import Source
 
@@ -138,9 +139,12 @@ def _model(proposal: Proposal) -> Iterator[str]:
             "clusters of similar inputs become slices; 5 % of its vectors are stored",
         )
     yield from (f"# Look at this: {doubt}" for doubt in choice.doubts)
-    yield ""
-    yield "[models.budget]"
-    yield _option("flip", proposal.flip, "accepted share of changed answers")
+    if (
+        choice.task is not Task.GENERATION
+    ):  # an answer of many tokens changes somewhere under any quantisation
+        yield ""
+        yield "[models.budget]"
+        yield _option("flip", proposal.flip, "accepted share of changed answers")
     tables: dict[str, dict[str, Any]] = {}
     for option, value in choice.options.items():
         table, _, name = option.partition(".")

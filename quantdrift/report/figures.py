@@ -9,7 +9,7 @@ import msgspec
 from quantdrift.core.notation import count_of, moment, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.signals import signal_of
-from quantdrift.core.tasks import MEASURES, Task
+from quantdrift.core.tasks import MEASURES, Measure, Task
 from quantdrift.core.text import Table
 from quantdrift.facts.estimate import Change, Difference, Estimate, change_of
 from quantdrift.facts.figures import Figure, shown
@@ -232,6 +232,8 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     speed
         How long its answers took on the last day, and what an item cost the reference, as a sentence; empty: no time was
         measured.
+    divergence_is
+        Of generated text: the name of the divergence that its newest answers have, KL, regret or both; empty: as of the task.
     """
 
     version_id: int
@@ -249,6 +251,13 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     aggregate: ReportedSlice | None
     slices: tuple[ReportedSlice, ...]
     speed: str = ""
+    divergence_is: str = ""
+
+    @property
+    def measure(self) -> Measure:
+        """What its divergences are."""
+        measure = MEASURES[self.task]
+        return msgspec.structs.replace(measure, name=self.divergence_is or measure.name)
 
 
 class Gap(_Figures, frozen=True, kw_only=True):

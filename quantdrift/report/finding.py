@@ -76,6 +76,8 @@ class PeriodFacts(msgspec.Struct, frozen=True, kw_only=True):
     times, learned_s, items
         Per version how long its answers took at the end of the period, and what 99 % did not exceed when that was learned; and
         how long an item took with reference and candidate.
+    divergences
+        Per version of generated text the name of the divergence that its newest answers have.
     people
         How many people got a changed answer on the last day of data.
     serving
@@ -96,6 +98,7 @@ class PeriodFacts(msgspec.Struct, frozen=True, kw_only=True):
     times: Mapping[int, Times] = {}
     learned_s: Mapping[int, float] = {}
     items: tuple[ItemTimes, ...] = ()
+    divergences: Mapping[int, str] = {}
     people: Mapping[Key, Figure] = {}
     serving: Mapping[tuple[str, str], Serving] = {}
     served_last: frozenset[int] = frozenset()
@@ -249,6 +252,7 @@ def _model(config: Config, facts: PeriodFacts, version: Version) -> ModelFigures
             config.budget(version.model).latency_p99_s,
             facts.learned_s.get(version.id),
         ),
+        divergence_is=facts.divergences.get(version.id, ""),
     )
 
 

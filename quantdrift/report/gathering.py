@@ -52,7 +52,7 @@ from quantdrift.storage.serving import servings
 from quantdrift.storage.slices.verdicts import slice_names, verdicts_at
 from quantdrift.storage.snapshot import Connection, judged_until
 from quantdrift.storage.speed import item_times
-from quantdrift.storage.versions import Version, candidate_versions
+from quantdrift.storage.versions import Version, candidate_versions, measure_of_text
 
 MOST_TABLE = 25  # slices in a version's table
 MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is shown
@@ -170,6 +170,13 @@ async def gather(
             served=_served(facts, seen, series, how),
             people=await _people(connection, facts, seen, period),
             served_last=_served_last(facts, series),
+            divergences={
+                version.id: (
+                    await measure_of_text(connection, version.id, config.measure(version.model), period.end)
+                ).name
+                for version in versions
+                if version.id in version_ids and config.measure(version.model).measured_by_divergence
+            },
         )
 
     progress("reading how long answers took")
@@ -459,15 +466,14 @@ async def _read_episode(
 ) -> EpisodeFacts:
     until = min(alert.resolved_at or period.end, period.end)
     # The examples are exchanges whose outputs are far from the reference's: of a slow candidate they show nothing.
-    form = signal_of(alert.metric).form
-    most = 0 if form is SignalForm.SLOW else MOST_EXAMPLES
+    most = 0 if signal_of(alert.metric).is_about_speed else MOST_EXAMPLES
     examples = await examples_of(
         connection,
         max(alert.onset_at, alert.opened_at - _EXAMPLE_SPAN),
         alert.opened_at + timedelta(seconds=1),
         version=alert.version_id,
         slice_id=alert.slice_id,
-        flips=form is SignalForm.CHANGED,
+        flips=signal_of(alert.metric).form is SignalForm.CHANGED,
         most=most,
     )
     # A large window would be read row by row: its newest hour says the same.

@@ -5,12 +5,15 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
-from quantdrift.core.records import Exchange
+from quantdrift.core.records import Exchange, Metric
+from quantdrift.core.signals import signal_of
 from quantdrift.core.slices import SliceAssigner, SliceKey, time_attributes
+from quantdrift.models.comparators.protocol import Divergences
 from quantdrift.models.runtimes.protocol import replayed_by
 from quantdrift.models.tensors.features import describing_features, features_of
 from quantdrift.shadow.pipeline.classify import Case, quarantine
@@ -258,7 +261,7 @@ def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
     items: dict[int, tuple[ComparedItem, ...]] = {}
     for key, sharing in by_batch.items():
         items[key] = items_of(
-            sharing[0].outcome.batch_divergences,
+            _with_slowness(sharing[0].outcome.batch_divergences, sharing),
             slices=[of_item for exchange in sharing for of_item in exchange.slices],
             features=[of_item for exchange in sharing for of_item in exchange.features],
             clusterings=[exchange.clustering for exchange in sharing for _ in exchange.features],
@@ -276,6 +279,34 @@ def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
             ),
             items=items[id(sliced_exchange.outcome.batch_divergences)][rows.start : rows.stop],
         )
+
+
+def _with_slowness(divergences: Divergences, sharing: Sequence[_SlicedExchange]) -> Divergences:
+    """Return the divergences of a batch with what says that a stream was slow: 0 or 1, NaN of an answer in one piece."""
+    budget = sharing[0].case.version_reference.model.budget
+    limits = {
+        Metric.SLOW_START: budget.first_token_p99_s,
+        Metric.SLOW_TOKENS: budget.per_token_p99_s,
+    }
+    if not any(limits.values()):
+        return divergences
+    columns = {
+        signal_of(metric).detail: np.full(len(divergences.flip), np.nan)
+        for metric, limit_s in limits.items()
+        if limit_s
+    }
+    for sliced in sharing:
+        took = _with_time_per_token(sliced.case.exchange, sliced.outcome).latency
+        if took is None:
+            continue
+        for metric, seconds in (
+            (Metric.SLOW_START, took.first_token_s),
+            (Metric.SLOW_TOKENS, took.per_token_s),
+        ):
+            if limits[metric] and seconds is not None:
+                rows = slice(sliced.outcome.rows.start, sliced.outcome.rows.stop)
+                columns[signal_of(metric).detail][rows] = float(seconds > limits[metric])
+    return msgspec.structs.replace(divergences, detail={**divergences.detail, **columns})
 
 
 def _with_time_per_token(exchange: Exchange, outcome: ReplayResult) -> Exchange:

@@ -12,6 +12,9 @@ mean with these weights (Horvitz and Thompson 1952, as ratio: Hajek 1971) estima
 
 Damaged exemplars are those with a flip in the slice; while fewer than some 32 an hour have one, also those whose divergence is above
 the budget. In a batch the worst are taken first. They are chosen and not drawn: they may rank sites, and must never estimate damage.
+
+Generated text. A sound model at 4 bits changes something in most long answers, so a flip is no damage there unless it is judged. Damaged are
+answers that are broken, or whose changed tokens or divergence are above their budgets, the furthest above first; then those with too many unlikely tokens.
 """
 
 import asyncio
@@ -27,27 +30,31 @@ import numpy as np
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.codec import encode
-from quantdrift.core.config.schema import Config
+from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.keys import Key, KeyFile
 from quantdrift.core.logs import of_model
-from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind, Tensor
+from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind, Metric, Tensor
 from quantdrift.core.said_tokens import TOKENS
 from quantdrift.core.sealing import seal
+from quantdrift.core.signals import is_judged, signal_of
 from quantdrift.core.stream.config import EXEMPLARS_EACH, LONGEST_S
 from quantdrift.core.stream.errors import StreamFullError, TooLargeError
+from quantdrift.core.tasks import Task
 from quantdrift.core.tensors import DTYPES
 from quantdrift.models.language.scoring import Scores, objects, said_tokens
 from quantdrift.models.tensors import codec
 from quantdrift.models.tensors.arrays import Array
-from quantdrift.storage.comparisons.rows import ComparedExchange
+from quantdrift.storage.comparisons.rows import ComparedExchange, ComparedItem
 
 _LOG = logging.getLogger(__name__)
 _HOUR_S: Final = 3600.0
 PER_S: Final = EXEMPLARS_EACH / _HOUR_S
 """Exemplars of each kind and slice that a worker stores, on average and at most."""
 _DECAY_S: Final = 600.0
-_FOR_FLIPS: Final = EXEMPLARS_EACH / 2
+_FOR_CERTAIN: Final = EXEMPLARS_EACH / 2
+_OF_TEXT: Final = (Metric.BROKEN, Metric.CHANGED_TOKENS, Metric.UNLIKELY)
+_OF_CHANCE: Final = signal_of(Metric.UNLIKELY).detail  # a short sound answer has many, now and then
 _MOST_SLICES: Final = 4096
 _DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _ONE_MESSAGE: Final = {
@@ -121,6 +128,53 @@ class ChosenExemplar(NamedTuple):
     probability: float | None
 
 
+class DamageLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Above what an item of a model counts as damaged.
+
+    Parameters
+    ----------
+    divergence
+        The budget of its divergence.
+    by_flip
+        Whether an item with a flip is damaged.
+    signals
+        Budgets of further measures, by their name in `comparison.detail`.
+    """
+
+    divergence: float
+    by_flip: bool = True
+    signals: Mapping[str, float] = {}
+
+    @classmethod
+    def of(cls, model: Model) -> "DamageLimits":
+        """Return those of a model."""
+        budget = model.budget
+        if model.task is not Task.GENERATION:
+            return cls(divergence=budget.divergence)
+        named = {signal.detail: signal.budget(budget) for signal in map(signal_of, _OF_TEXT)}
+        return cls(
+            divergence=budget.divergence,
+            by_flip=is_judged(Metric.FLIP, budget),
+            signals={name: accepted for name, accepted in named.items() if 0 < accepted < 1},
+        )
+
+    def damage(self, items: Sequence[ComparedItem]) -> tuple[bool, float]:
+        """Return whether an item is damaged for certain, and how far the worst one is above its budget, as a ratio."""
+        is_certain, most = False, 0.0
+        for item in items:
+            ratio = (item.divergence or 0.0) / self.divergence
+            if self.signals and item.detail:
+                measured = msgspec.json.decode(item.detail)
+                for name, accepted in self.signals.items():
+                    above = (measured.get(name) or 0.0) / accepted
+                    if name != _OF_CHANCE:
+                        ratio = max(ratio, above)
+                    most = max(most, above)
+            is_certain |= bool(item.flip) if self.by_flip else ratio > 1
+            most = max(most, ratio)
+        return is_certain, most
+
+
 class _Arrivals:
     """The rate of exchanges of a slice, as a mean that forgets with `_DECAY_S`, and the damaged ones that may be stored."""
 
@@ -141,9 +195,9 @@ class _Arrivals:
         self._count += n
         return min(1.0, EXEMPLARS_EACH / n, PER_S / expected if expected else 1.0)
 
-    def takes(self, *, flips: bool) -> bool:
-        """Return whether a damaged exchange may be stored now, and count it; half is reserved for those with a flip."""
-        if self._tokens < (1.0 if flips else _FOR_FLIPS + 1.0):
+    def takes(self, *, is_certain: bool) -> bool:
+        """Return whether a damaged exchange may be stored now, and count it; half is reserved for those that are damaged for certain."""
+        if self._tokens < (1.0 if is_certain else _FOR_CERTAIN + 1.0):
             return False
         self._tokens -= 1.0
         return True
@@ -154,16 +208,16 @@ class Chooser:
 
     Parameters
     ----------
-    budgets
-        The divergence above which an exchange counts as damaged, by the models that keep exemplars.
+    limits
+        Above what an exchange counts as damaged, by the models that keep exemplars.
     draws
         Source of random numbers in [0, 1).
     """
 
     def __init__(
-        self, budgets: Mapping[str, float], clock: Clock, draws: Callable[[], float] | None = None
+        self, limits: Mapping[str, DamageLimits], clock: Clock, draws: Callable[[], float] | None = None
     ) -> None:
-        self._budgets = budgets
+        self._limits = limits
         self._clock = clock
         self._draws = draws or random.SystemRandom().random
         self._slices: dict[tuple[str, str], _Arrivals] = {}
@@ -174,7 +228,7 @@ class Chooser:
         """Yield the exemplars of a batch."""
         by_slice: dict[tuple[str, str], dict[int, list[ExemplarItem]]] = {}
         for number, entry in enumerate(compared):
-            if entry.exchange.model not in self._budgets or not entry.exchange.is_verified:
+            if entry.exchange.model not in self._limits or not entry.exchange.is_verified:
                 continue  # an unverified sender could fill the place of real traffic
             for index, item in enumerate(entry.items):
                 exemplar_item = ExemplarItem(index=index, flip=item.flip, divergence=item.divergence)
@@ -200,17 +254,15 @@ class Chooser:
         for compared, items in exchanges:
             if self._draws() < probability:
                 yield ChosenExemplar(ExemplarKind.RANDOM, name, compared, items, probability)
-        budget = self._budgets[model]
-        for compared, items in sorted(exchanges, key=lambda entry: _damage(entry[1]), reverse=True):
-            flips, divergence = _damage(items)
-            if not (flips or divergence > budget) or not arrivals.takes(flips=flips):
+        limits = self._limits[model]
+        damages = [
+            limits.damage([compared.items[item.index] for item in items]) for compared, items in exchanges
+        ]
+        for number in sorted(range(len(exchanges)), key=damages.__getitem__, reverse=True):
+            is_certain, ratio = damages[number]
+            if not (is_certain or ratio > 1) or not arrivals.takes(is_certain=is_certain):
                 break
-            yield ChosenExemplar(ExemplarKind.DAMAGED, name, compared, items, None)
-
-
-def _damage(items: Sequence[ExemplarItem]) -> tuple[bool, float]:
-    """Return whether an item flips, and the largest divergence."""
-    return any(item.flip for item in items), max((item.divergence or 0.0 for item in items), default=0.0)
+            yield ChosenExemplar(ExemplarKind.DAMAGED, name, *exchanges[number], None)
 
 
 class ExemplarKeeper:
@@ -238,7 +290,7 @@ class ExemplarKeeper:
         count: Callable[[str, str, int], None],
         draws: Callable[[], float] | None = None,
     ) -> None:
-        self._models = {model.name: model.budget.divergence for model in config.models if model.exemplars}
+        self._models = {model.name: DamageLimits.of(model) for model in config.models if model.exemplars}
         self._chooser = Chooser(self._models, clock, draws)
         self._sink = sink
         self._keys = keys

@@ -38,7 +38,7 @@ _NEWEST_OF_SLICE: Final = """
 """
 _ITEM: Final = (
     "c.flip, c.divergence, c.reference_margin, c.source, c.batch_id, c.latency_s, c.n_items,"
-    " coalesce(c.detail ? 'candidate_not_finite', false) as not_finite, {signals} as signals"
+    " coalesce(c.detail ? 'candidate_not_finite', false) as not_finite, c.detail ->> 'measure' as measure, {signals} as signals"
 )
 _DETAILS: Final = text(_NEWEST_OF_SLICE.format(columns="c.detail::text as detail"))
 _NEWEST: Final = text("""
@@ -68,7 +68,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
     """One item; columns as in `comparison`, `group` the session or else the exchange.
 
     `not_finite`: the candidate's output was not a number, infinite or empty. `n_items`: of its exchange. `signals`: the values of the
-    signals of plug-ins, by name.
+    signals of plug-ins, by name. `measure`: what the divergence of generated text is, `kl`, `regret` or `none`.
     """
 
     captured_us: int
@@ -85,6 +85,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float | None = None
     n_items: int = 1
     signals: Mapping[str, float] = {}
+    measure: str | None = None
 
 
 class DetailItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +155,7 @@ class Evidence:
                 latency_s=latency_s,
                 n_items=n_items,
                 signals=signals or {},
+                measure=measure,
             )
             for (
                 captured_at,
@@ -170,6 +172,7 @@ class Evidence:
                 latency_s,
                 n_items,
                 not_finite,
+                measure,
                 signals,
             ) in result
         ]

@@ -103,7 +103,7 @@ async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -
     """
     examples_of: dict[int, list[tuple[str, str]]] = {row_index: [] for row_index in range(len(rows))}
     # Of a slow candidate the most divergent exchanges show nothing.
-    incomplete = [index for index in examples_of if signal_of(rows[index].metric).form is not SignalForm.SLOW]
+    incomplete = [index for index in examples_of if not signal_of(rows[index].metric).is_about_speed]
     try:
         for _ in range(ROUNDS):
             if not incomplete:

@@ -128,6 +128,7 @@ def test_the_demo_with_text_pages_for_german_and_shows_the_token(tmp_path: Path)
         code = demo.wait(60)
     assert code == 0, said[-6000:] + errors.read_text()[-3000:]
     assert "language=de paged, no other slice did" in said
+    assert "pass: polyglot may be replaced by sha256:" in said
     assert "which the FP32 model says with" in said
     assert "Where answers left the FP32 model" in page
     assert "<mark>" in page

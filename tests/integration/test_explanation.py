@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from collections import Counter
 from typing import Any
 
@@ -13,6 +14,7 @@ from sqlalchemy import text
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.clusters import cluster_slice
 from quantdrift.core.config.schema import Config, Model, Monitor
+from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.facts.explanation import Explanation, explanation_of
 from quantdrift.facts.words.text import AlertText
 from quantdrift.monitor.explain.explain import Explainer
@@ -23,6 +25,7 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import from_us
+from quantdrift.storage.versions import measure_of_text
 from tests.support.monitor.fold_stream import BEGIN, BEGIN_US, SECOND_US
 from tests.support.monitor.onset_stream import (
     ALL,
@@ -233,6 +236,35 @@ async def test_other_measures_that_moved_are_listed(database: Database, record: 
     said = (await texts(record))[DARK]
     assert "box_shift from 0.105 to 0.30" in said
     assert "(6 compared)" in said
+
+
+async def test_which_divergence_answers_of_a_language_model_have_is_said(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """KL and regret are different measures: the alert names that of its answers, and page and report that of the newest ones."""
+    await store_items(record, items(damage))
+    await record.execute(
+        """
+        update comparison set detail = jsonb_build_object('measure', case
+            when ('x' || left(exchange_id::text, 4))::bit(16)::int < 16384 then 'regret' else 'kl' end)
+        """
+    )
+    await fold_all(database, at_once=16)
+    name = (await alerts(record))[DARK].divergence_is
+    assert name is not None
+    assert re.fullmatch(r"divergence per token \(KL of \d\d % of the answers, else regret\)", name)
+    version = await record.fetchval("select min(model_version_id) from comparison")
+    before, measure = from_us(2 * BEGIN_US), MEASURES[Task.GENERATION]
+    async with database.begin() as connection:
+        named = await measure_of_text(connection, version, measure, before)
+        assert named.name.startswith("divergence per token (KL of ")
+        await record.execute('update comparison set detail = \'{"measure": "regret"}\'')
+        named = await measure_of_text(connection, version, measure, before)
+        assert (named.name, named.unit) == ("regret per token", "nat")
+        assert (
+            await measure_of_text(connection, version, MEASURES[Task.RANKING], before)
+            is MEASURES[Task.RANKING]
+        )
 
 
 @pytest.mark.release

@@ -531,7 +531,7 @@ def test_rare_samples_weigh_more_so_the_mean_is_that_of_the_traffic(tmp_path: Pa
         wire = encode(msgspec.structs.replace(exchange, sampling=sampling))
         case = classify(wire, sequence=0, n_delivered=1, max_deliveries=1, references=references)
         assert isinstance(case, PreparedExchange)
-        gate.see(case)
+        gate.see([case])
     references.close()
     mean = {name: trial.sums[1] / sum(trial.sums) for name, trial in gate.trials}
     assert mean["scanner=archive"] > 0.5
@@ -563,7 +563,7 @@ def test_frames_of_one_camera_count_once(tmp_path: Path) -> None:
         wire = encode(exchange_of(frame))
         case = classify(wire, sequence=0, n_delivered=1, max_deliveries=1, references=references)
         assert isinstance(case, PreparedExchange)
-        gate.see(case)
+        gate.see([case])
         outcomes.add(gate.outcome)
     references.close()
     assert outcomes == {Outcome.INSUFFICIENT}

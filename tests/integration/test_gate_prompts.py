@@ -25,8 +25,7 @@ task = "generation"
 tie = 0.05
 own_tokens = 8
 [models.budget]
-flip = 0.2
-divergence = 0.1
+signals = { changed-tokens = 0.2 }
 cap = 0.5
 [[models.references]]
 runtime = "transformers"
@@ -69,6 +68,7 @@ def folder(language_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     model, _ = loaded(language_folder)
     tokenizer = AutoTokenizer.from_pretrained(language_folder)
     save(folder / "int4", rounded(model), tokenizer)
+    save(folder / "int2", rounded(model, levels=1), tokenizer)
     save(folder / "bf16", model.bfloat16(), tokenizer)
     _written(folder / "rec.jsonl", [*_lines("law", 0), *_lines("rare", 500)])
     (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
@@ -80,15 +80,15 @@ def _gate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_candidate_in_a_folder_is_judged_by_answers(folder: Path) -> None:
-    """BF16 hardly diverges and passes; weights of four bits fail. The tokens stand beside the answers."""
+    """BF16 hardly diverges and passes; weights of two bits fail. The tokens stand beside the answers, of which none need be unchanged."""
     passed = _gate(folder, "bf16", "--inputs=rec.jsonl", "--json")
     assert passed.returncode == 0, passed.stdout + passed.stderr
     record = json.loads(passed.stdout)
     answers = {(each["slice"], each["question"]): each for each in record["slices"]}
-    assert {kind for _, kind in answers} == {"flips", "divergence"}
+    assert {kind for _, kind in answers} == {"changed-tokens", "divergence"}
     assert answers["topic=rare", "divergence"]["n"] == N
     assert record["tokens"]["all"] == record["tokens"]["topic=law"] + record["tokens"]["topic=rare"] > 10 * N
-    failed = _gate(folder, "int4", "--inputs=rec.jsonl")
+    failed = _gate(folder, "int2", "--inputs=rec.jsonl")
     assert failed.returncode == 3, failed.stdout
     assert " tokens " in failed.stdout.splitlines()[0]
 
@@ -99,7 +99,7 @@ def test_a_prompt_without_an_answer_is_answered_by_the_candidate(folder: Path, t
     done = _gate(folder, "bf16", f"--inputs={_written(tmp_path / 'rec.jsonl', lines)}", "--json")
     assert done.returncode == 4, done.stderr
     record = json.loads(done.stdout)
-    assert record["slices"][0]["n"] == 3
+    assert record["slices"][0]["n"] == 3, record["slices"]
     assert record["n_copies"] == 1
     assert 4 <= record["tokens"]["all"] <= 4 * 8
 
@@ -139,6 +139,11 @@ def test_a_candidate_at_a_server_is_judged(
             {"prompt": "a", "answer": " b", "topic": "law"},
             ("--against=bf16/config.json",),
             "--against is not for language models",
+        ),
+        (
+            {"prompt": "a", "answer": " b", "topic": "law"},
+            ("--against=bf16/config.json", "--margin=0.01"),
+            "--margin is about changed answers, by which model `digits` is not judged",
         ),
     ],
 )

@@ -19,7 +19,7 @@ import torch
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
-from quantdrift.core.config.schema import Capture, Config, Generation, Slice
+from quantdrift.core.config.schema import Budget, Capture, Config, Generation, Slice
 from quantdrift.core.records import Exchange, Latency, TextAttribute
 from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.models.tensors.codec import decode
@@ -273,7 +273,10 @@ async def test_answers_are_stored_and_folded(
     torch.set_num_threads(1)
     told = opening(language_folder, own_share=1.0, own_tokens=8)
     model = msgspec.structs.replace(
-        told.model, name="digits", batched=False
+        told.model,
+        name="digits",
+        batched=False,
+        budget=Budget(first_token_p99_s=0.4, per_token_p99_s=60.0),
     )  # a chat is several items all the same
     rule = Slice(name="prompt", feature="length", edges=(20.0,))
     config = Config(models=(model,), slices=(rule,))
@@ -308,6 +311,8 @@ async def test_answers_are_stored_and_folded(
         assert {detail["own"] for detail in details} == {"done"}
         per_token = [2.0 / (detail["n_scored"] - 1) for detail in details]
         assert [row["per_token_s"] for row in rows] == pytest.approx(per_token)
+        slow = {(detail["slow_start"], detail["slow_tokens"]) for detail in details}
+        assert slow == {(1, 0)}  # the first token took 0.5 s of 0.4, and each further one less than a minute
         (own,) = await record.fetch(LENGTHS.replace("assistant", "digits"))
         assert own["n"] == len(REQUEST)
         assert own["finish_changes"] == np.mean([detail["finish_changed"] for detail in details])

@@ -1,5 +1,6 @@
 """`quantdrift reference`, as typed, against a server that really answers."""
 
+import copy
 import json
 import re
 import subprocess
@@ -7,14 +8,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from quantdrift.cli.main import main
+from quantdrift.models.runtimes.registry import open_reference
+from quantdrift.models.runtimes.text.same_tokens import other_tokens, tokenize_at
+from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
 from tests.support.commands import invoked
-from tests.support.shadow.language_models import loaded, quantised
+from tests.support.shadow.language_models import loaded, opening, quantised
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, linear_model, saved
 from tests.support.shadow.vllm_like import VllmLike, serving
 
@@ -141,3 +146,49 @@ def test_inputs_of_ones_own_are_recorded(tmp_path: Path) -> None:
     for wrong, hint in (("record", "no model `n`"), ("check", "no model `n`")):
         done = _quantdrift(tmp_path, wrong, "n", *(("--out", "c") if wrong == "record" else ()))
         assert (done.returncode, hint in done.stderr) == (2, True)
+
+
+TOKENS = """
+[sidecar]
+backend = "{backend}"
+[capture]
+protocols = ["openai-chat"]
+[shadow]
+provider = "cpu"
+[[models]]
+name = "small"
+task = "generation"
+[[models.references]]
+runtime = "transformers"
+path = "{folder}"
+"""
+
+
+def test_another_tokenizer_or_template_is_found_before_anything_is_compared(
+    language_folder: Path, tmp_path: Path
+) -> None:
+    """By `/tokenize` of the server behind the sidecar; one that has no such path is not asked further."""
+    model, tokenizer = loaded(language_folder)
+    runtime = open_reference(opening(language_folder))
+    assert isinstance(runtime, ScoringRuntime)
+
+    def other(served: Any, *, echo: bool = False) -> str:
+        with serving(VllmLike(model, served, takes_prompt_logprobs=not echo)) as url:
+            return other_tokens(runtime.language, tokenize_at(url.removeprefix("http://"), "small"))
+
+    assert not other(tokenizer)
+    template = copy.deepcopy(tokenizer)
+    template.chat_template = "{{ 'And so: ' }}" + template.chat_template
+    assert "tokens of a chat of one message" in other(template)
+    more = copy.deepcopy(tokenizer)
+    more.add_tokens(["quick"])
+    assert not other(more, echo=True)
+    runtime.close()
+    with serving(VllmLike(model, more)) as url:
+        text = TOKENS.format(folder=language_folder, backend=url.removeprefix("http://"))
+        (tmp_path / "config.toml").write_text(text)
+        command = ["config", "check", "--references", "--config", str(tmp_path / "config.toml")]
+        done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2
+    assert "tokens of 'The quick brown fox jumps over the lazy dog.'" in done.output
+    assert "their tokenizers differ. Serve the reference with the tokenizer" in done.output

@@ -16,7 +16,16 @@ from tokenizers import Tokenizer, models, normalizers, trainers
 
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.models.language.scoring import UNKNOWN, ScoringRequest, TokenRow, objects
+from quantdrift.models.language.scoring import (
+    ANSWER,
+    PROMPT,
+    REQUEST,
+    SCORES,
+    UNKNOWN,
+    ScoringRequest,
+    TokenRow,
+    objects,
+)
 from quantdrift.models.language.unlikely import unlikely_tokens
 from quantdrift.models.runtimes.registry import open_reference
 from tests.support.shadow.language_models import loaded, opening
@@ -312,6 +321,28 @@ def test_what_a_client_names_not_is_the_folders(folder: Path) -> None:
     assert (_own(folder, temperature=0).n_tokens, _own(folder, temperature=0).finish_reason) == (1, "stop")
 
 
+def test_whether_an_own_answer_calls_a_tool_is_known_where_the_template_says_how(
+    language_folder: Path, tmp_path: Path
+) -> None:
+    """It was not trained to call: with tools it calls none, or nothing is known of that. Without tools there is nothing to call."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    found = []
+    for marker in ("", "{# <tool_call> #}"):
+        folder = shutil.copytree(language_folder, tmp_path / f"model{bool(marker)}")
+        template = folder / "chat_template.jinja"
+        template.write_text(template.read_text() + marker)
+        runtime = open_reference(opening(folder))
+        own = FreeAnswerRequest(max_tokens=200, is_capped=True, options={"temperature": 0}, seed=3)
+        for tools in ((), (tool,)):
+            asked = ScoringRequest(messages=SAID, tools=tools, served="a", free_answer=own)
+            (scores,) = scored(runtime, asked)
+            assert scores.free_answer is not None
+            assert scores.free_answer.finish_reason == "stop"
+            found.append(scores.free_answer.calls)
+        runtime.close()
+    assert found == [(), None, (), ()]
+
+
 def test_an_own_answer_that_takes_too_long_is_broken_off(language_folder: Path) -> None:
     """A part of it tells nothing."""
     from quantdrift.models.runtimes.text.transformers import TransformersLanguage
@@ -401,3 +432,28 @@ def test_the_vector_of_a_prompt_is_its_last_hidden_state(language_folder: Path) 
         ]
     for vectors in found:
         np.testing.assert_allclose(vectors, np.stack(states), atol=1e-4)
+
+
+def test_a_gguf_file_is_a_reference_and_a_copy(tmp_path: Path) -> None:
+    """In F32 it has the scores of the folder that it was made of, its chat template too; one of 4 bits is a copy, and no reference."""
+    from quantdrift.demo.text.model import FULL, REFERENCE, REPAIRED, TextSize, build
+
+    build(tmp_path, 1, lambda _: None, TextSize(steps=2, vocabulary=512))
+    (tmp_path / "generation_config.json").write_text("{ not read")
+    asked = ScoringRequest(
+        messages=({"role": "user", "content": "Was ist die Hauptstadt von Peru?"},),
+        served="Die Hauptstadt ist Lima.",
+    )
+    found = {}
+    for name, is_copy in ((REFERENCE, False), (FULL, False), (REPAIRED, True)):
+        runtime = open_reference(msgspec.structs.replace(opening(tmp_path / name), is_copy=is_copy))
+        inputs = {PROMPT: objects([""]), ANSWER: objects([""]), REQUEST: objects([asked])}
+        found[name] = runtime.run(inputs)[SCORES][0]
+    assert found[REFERENCE].ids == found[FULL].ids == found[REPAIRED].ids
+    np.testing.assert_allclose(found[FULL].logprobs, found[REFERENCE].logprobs, atol=1e-5)
+    assert 1e-4 < np.abs(found[REPAIRED].logprobs - found[REFERENCE].logprobs).max() < 1
+    with pytest.raises(OperatorError, match=r"not full precision: stored tensor `token_embd.weight` is q4_0"):
+        open_reference(opening(tmp_path / REPAIRED))
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(OperatorError, match=r"cannot be read as GGUF|cannot load the reference"):
+        open_reference(opening(tmp_path / "broken.gguf"))

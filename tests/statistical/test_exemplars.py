@@ -11,7 +11,7 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.records import ExemplarKind
 from quantdrift.core.stream.config import EXEMPLARS_EACH
-from quantdrift.shadow.pipeline.exemplars import Chooser
+from quantdrift.shadow.pipeline.exemplars import Chooser, DamageLimits
 from tests.support.shadow.compared_exchanges import compared_of, item_of
 
 pytestmark = pytest.mark.statistical
@@ -29,7 +29,7 @@ def test_the_weighted_number_of_random_exemplars_is_unbiased_in_a_burst_of_damag
     errors = np.empty((N_STREAMS, 2))
     for stream in range(N_STREAMS):
         clock = ManualClock(datetime(2026, 11, 23, tzinfo=UTC))
-        chooser = Chooser({"digits": 0.5}, clock, rng.random)
+        chooser = Chooser({"digits": DamageLimits(divergence=0.5)}, clock, rng.random)
         true, found = np.zeros(2), np.zeros(2)
         for minute in range(60):
             burst = 20 <= minute < 25
@@ -53,7 +53,7 @@ def test_at_any_rate_some_64_an_hour_are_drawn_at_most(per_second: float) -> Non
     """A slice that has less keeps everything. Another seed fails with a probability below 1e-4."""
     rng = np.random.default_rng(23)
     clock = ManualClock(datetime(2026, 11, 23, tzinfo=UTC))
-    chooser = Chooser({"digits": 0.5}, clock, rng.random)
+    chooser = Chooser({"digits": DamageLimits(divergence=0.5)}, clock, rng.random)
     hours, drawn, seen = 4, 0, 0
     for _ in range(hours * 360):
         clock.advance(10.0)

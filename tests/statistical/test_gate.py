@@ -272,6 +272,28 @@ def test_a_candidate_whose_mean_divergence_is_at_the_budget_passes_with_a_probab
     assert np.mean([one.failed is not None for one in ended]) <= most(ALPHA, streams)
 
 
+def test_a_language_model_whose_changed_tokens_are_at_the_budget_passes_with_a_probability_of_at_most_alpha() -> (
+    None
+):
+    """400 streams of 400 answers with a mean share at the budget, most of them sound and some wholly other: at most 5 % pass and 5 % fail.
+
+    More than 5 % plus four standard errors with probability below 1e-4 if the bound were attained. The same check fails for a budget that is
+    half of the mean, where nearly all fail.
+    """
+    rng, streams, steps, limit = np.random.default_rng(9), 400, 400, 0.15
+    ended, wrong = [], []
+    for _ in range(streams):
+        share = np.where(
+            rng.random(steps) < 0.05, 1.0, rng.beta(0.5, 4.25, steps)
+        )  # mean 0.05 + 0.95 * 0.105
+        groups = np.stack((1 - share, share), axis=1)
+        ended.append(trial(Question.changed_tokens(limit)).after(groups))
+        wrong.append(trial(Question.changed_tokens(limit / 2)).after(groups))
+    assert np.mean([one.passed is not None for one in ended]) <= most(ALPHA, streams)
+    assert np.mean([one.failed is not None for one in ended]) <= most(ALPHA, streams)
+    assert np.mean([one.failed is not None for one in wrong]) > 0.9
+
+
 @pytest.mark.release
 def test_a_candidate_that_loses_too_much_accuracy_passes_by_late_labels_with_a_probability_of_at_most_alpha() -> (
     None

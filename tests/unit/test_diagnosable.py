@@ -69,6 +69,12 @@ def test_all_three_are_printed_where_they_can_work() -> None:
     assert _programs(_asked(ONNX, known=("cause", "repair"))) == ["gate"]
 
 
+def test_a_language_model_is_judged_on_its_traffic() -> None:
+    """It needs no recording."""
+    (gate,) = _asked(LANGUAGE, task=Task.GENERATION).commands
+    assert gate.text == "quantdrift gate FOLDER-OR-URL --live --model=digits --note=12 --data=d"
+
+
 @pytest.mark.parametrize("where", [LEARNED, REST], ids=["learned", "rest"])
 def test_exemplars_tell_what_recorded_inputs_do_not(where: tuple[Predicate, ...]) -> None:
     """Where they are kept, the commands work on them: without `--inputs`. The gate takes inputs of any slice."""
@@ -97,8 +103,8 @@ def test_the_reference_of_the_version_is_named_where_there_are_several() -> None
         (_asked(TORCH), ["diagnose", "repair", "gate"], ""),
         (_asked(msgspec.structs.replace(TORCH, factory="")), ["diagnose", "gate"], ""),
         (_asked(SERVER), ["gate"], "is neither an ONNX file nor in PyTorch"),
-        (_asked(LANGUAGE, task=Task.GENERATION), [], "is no folder of a language model"),
-        (_asked(FOLDER, task=Task.GENERATION), ["diagnose"], ""),
+        (_asked(LANGUAGE, task=Task.GENERATION), ["gate"], "is no folder of a language model"),
+        (_asked(FOLDER, task=Task.GENERATION), ["diagnose", "gate"], ""),
         (_asked(msgspec.structs.replace(ONNX, versions=("fp16-*",))), [], "has no reference of `digits`"),
         (_asked(), [], "has no reference of `digits`"),
     ],

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.schema import Budget, Model
 from quantdrift.core.records import ExemplarKind, Way
 from quantdrift.core.slices import SliceKey
 from quantdrift.core.stream.config import EXEMPLARS_EACH, exemplars
-from quantdrift.shadow.pipeline.exemplars import Chooser, ChosenExemplar
+from quantdrift.core.tasks import Task
+from quantdrift.shadow.pipeline.exemplars import Chooser, ChosenExemplar, DamageLimits
 from quantdrift.storage.comparisons.rows import ComparedExchange
 from tests.support.shadow.compared_exchanges import ARCHIVE, compared_of, item_of
 
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 def chooser_at(clock: ManualClock, draw: float = 1.0) -> Chooser:
     """Return a chooser of the model `digits` that draws this number; with 1 it draws no random exemplar."""
-    return Chooser({"digits": 0.5}, clock, lambda: draw)
+    return Chooser({"digits": DamageLimits(divergence=0.5)}, clock, lambda: draw)
 
 
 @pytest.fixture
@@ -41,6 +44,25 @@ def test_the_damaged_are_those_with_a_flip_or_above_the_budget_and_the_worst_com
     found = damaged_of(chooser_at(clock), [fine, bad, worse, flipped])
     assert [one.compared for one in found] == [flipped, worse, bad]
     assert {one.probability for one in found} == {None}
+
+
+def test_of_generated_text_a_flip_alone_is_no_damage(clock: ManualClock) -> None:
+    """A sound model changes long answers somewhere: the broken and those with many changed tokens are kept, then the unlikely ones."""
+    model = Model(name="digits", task=Task.GENERATION)
+    chooser = Chooser({"digits": DamageLimits.of(model)}, clock, lambda: 1.0)
+
+    def text(divergence: float | None, **detail: float) -> ComparedExchange:
+        one = msgspec.structs.replace(item_of(flip=True), divergence=divergence)
+        return compared_of(msgspec.structs.replace(one, detail=msgspec.json.encode(detail).decode()))
+
+    sound, sampled = text(0.02, changed_tokens=0.05, broken=0), text(None, unlikely=0.05)
+    broken, other = text(None, broken=1), text(0.01, changed_tokens=0.4)
+    far, unlikely = text(0.5, changed_tokens=0.1), text(None, unlikely=0.9)
+    found = damaged_of(chooser, [sound, unlikely, sampled, other, far, broken])
+    assert [one.compared for one in found] == [broken, far, other, unlikely]
+    watched = msgspec.structs.replace(model, budget=Budget(watch=("flip",)))
+    flips = Chooser({"digits": DamageLimits.of(watched)}, clock, lambda: 1.0)
+    assert [one.compared for one in damaged_of(flips, [sound])] == [sound]
 
 
 def test_of_a_storm_of_damage_64_are_kept_at_once_and_64_an_hour_afterwards(clock: ManualClock) -> None:

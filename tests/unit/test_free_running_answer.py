@@ -188,6 +188,13 @@ def test_a_value_decides_only_where_equal_models_must_agree() -> None:
     assert (cut["own_same"], cut["flip"]) == (None, 0.0)
     calls = {"calls": _calls(("a", "{}")), "tools": {"a": {}}, "is_repeatable": True}
     assert _beside(_own(calls=None), **calls)["own_same"] is None
+    assert _beside(_own(), **calls)["flip"] == 1.0  # the reference says something, and calls nothing
+    left = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
+    own = _own(calls=calls["calls"])
+    assert _beside(own, **{**calls, "calls": (), "text": "no"})["own_same"] is False
+    assert (
+        _beside(own, **{**calls, "calls": (), "text": left})["own_same"] is None
+    )  # as its server has no parser
     tokens = _beside(_own(text=REORDERED), is_greedy=True, **served)
     assert (tokens["own_same"], tokens["flip"]) == (True, 0.0)
 

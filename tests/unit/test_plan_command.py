@@ -62,6 +62,22 @@ def test_people_read_a_table_and_what_cannot_be_observed(config: Path) -> None:
     assert "Traceback" not in done.output
 
 
+@pytest.mark.slow
+def test_generated_text_is_planned_by_its_tokens(config: Path) -> None:
+    """A long answer changes somewhere under any quantisation, so the shift is that of changed tokens, against their budget."""
+    text = config.read_text(encoding="utf-8").replace(
+        'name = "digits"', 'name = "digits"\ntask = "generation"', 1
+    )
+    config.write_text(text, encoding="utf-8")
+    done = _plan(config, "--rps", "100", "--shift", "2")
+    assert done.exit_code == 0, done.output
+    shift = (
+        "tokens that are other ones than the FP32 model would say first from 15.00% (the budget) to 30.00%"
+    )
+    assert f"to detect: {shift}" in done.output
+    assert "an answer counts by how much of it differs" in done.output
+
+
 def test_what_is_rarer_than_one_a_day_is_not_called_nothing(config: Path) -> None:
     """A quarter of a request a day, and its share, are said as they are."""
     done = _plan(config, "--rps", "1", "--slice", "scanner=ghost=0.000003", "--horizon", "5")

@@ -1,7 +1,8 @@
 """Signals: the records of quantdrift's own, and those that a package adds, from its entry point to the text of an alert."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -11,7 +12,15 @@ from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Budget, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.signals import BUILT_IN, DetectorKind, SignalForm, SignalPlugin, named_signals, signal_of
+from quantdrift.core.signals import (
+    BUILT_IN,
+    OF_STREAMS,
+    DetectorKind,
+    SignalForm,
+    SignalPlugin,
+    named_signals,
+    signal_of,
+)
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.watch import SignalKey
@@ -237,6 +246,52 @@ def test_long_answers_that_all_change_somewhere_do_not_page_unless_that_is_asked
     assert verdict_of(fold, ALL_ID)[0] is Verdict.FIRING
 
 
+def _streamed(stream: list[BatchRows], *, seed: int, measured: bool) -> list[BatchRows]:
+    """Return the stream as sound streamed text; in its second half one answer in ten of a slice begins late, and one in 500 elsewhere."""
+    rng = Random(seed)
+
+    def late(number: int, slices: Sequence[int]) -> float:
+        return float(rng.random() < (0.1 if FAINT_ID in slices and number > len(stream) // 2 else 0.002))
+
+    tokens = {"changed-tokens": 0.01, "broken-answers": 0.0} if measured else {}
+    return [
+        msgspec.structs.replace(
+            rows,
+            comparisons=tuple(
+                msgspec.structs.replace(
+                    row,
+                    flip=False if measured else None,
+                    divergence=0.002 if measured else None,
+                    signals={**tokens, "slow-starts": late(number, row.slice_ids)},
+                )
+                for row in rows.comparisons
+            ),
+        )
+        for number, rows in enumerate(stream)
+    ]
+
+
+@pytest.mark.slow
+def test_streams_that_begin_late_open_a_ticket_that_sends_nobody_to_the_model() -> None:
+    """With a seed; no other slice alerts, nothing pages, and how fast an answer began is no measurement of it."""
+    budget = Budget(first_token_p99_s=0.5)
+    config = msgspec.structs.replace(
+        CONFIG, models=(Model(name="digits", task=Task.GENERATION, budget=budget),)
+    )
+    fold, outcome = fold_all(_streamed(batches(700, faint_share=0.23), seed=5, measured=True), config=config)
+    opened = [row for row in outcome.transitions if row.episode is not Episode.NONE]
+    assert [(row.slice_id, row.metric, row.to_verdict) for row in opened] == [
+        (FAINT_ID, Metric.SLOW_START, Verdict.WARNING)
+    ]
+    text = page(opened[0].alert)
+    late = "of streamed answers in scanner=faint begin later than models.budget.first_token_p99_s allows (budget: 1 %)"
+    assert late in text
+    assert "Its answers have not drifted, and all traffic together is fast enough." in text
+    assert "unquantised" not in text
+    fold, _ = fold_all(_streamed(batches(100), seed=6, measured=False), config=config)
+    assert verdict_of(fold, ALL_ID)[0] is Verdict.UNKNOWN
+
+
 def test_broken_answers_page_though_answers_are_not_counted() -> None:
     """Broken JSON is no matter of tokens: it has a budget of its own, and is no measurement of the tokens."""
     stream = [
@@ -274,13 +329,16 @@ def test_unlikely_tokens_of_what_is_no_text_are_an_error(tmp_path: Path) -> None
     path.write_text('[[models]]\nname = "m"\n[models.budget.signals]\nunlikely-tokens = 0.1\n')
     with pytest.raises(OperatorError, match="which only models with the task `generation` have"):
         load(path, {})
+    path.write_text('[[models]]\nname = "m"\n[models.budget]\nper_token_p99_s = 0.1\n')
+    with pytest.raises(OperatorError, match="per_token_p99_s is for streamed text"):
+        load(path, {})
 
 
 def test_a_stored_signal_is_read_without_its_package() -> None:
     """Its words are general, and name it."""
     signal = signal_of("elsewhere")
     assert (signal.form, signal.name) == (SignalForm.SHARE, "answers that show elsewhere")
-    of_text = [Metric.CHANGED_TOKENS, Metric.BROKEN, Metric.UNLIKELY]
+    of_text = [Metric.CHANGED_TOKENS, Metric.BROKEN, *OF_STREAMS, Metric.UNLIKELY]
     assert [of.metric for of in named_signals()] == of_text
     assert "elsewhere" not in named_values()
 

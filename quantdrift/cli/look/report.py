@@ -109,13 +109,12 @@ def summary(figures: "ReportFigures") -> str:
 
 def _table(model: "ModelFigures") -> str:
     """Return a version's aggregate and worst slices, with the tail of their divergence."""
-    from quantdrift.core.tasks import MEASURES
     from quantdrift.report.finding import QUANTILES, SHORTFALL
 
     names = [f"p{100 * p:g}" for p in QUANTILES[1:]]
     entries = [entry for entry in (model.aggregate, *model.slices) if entry and entry.n_exchanges]
     rows_shown = entries[:_MOST_ROWS]
-    measure = MEASURES[model.task]
+    measure = model.measure
     title = f"\n{model.model} {model.version}, {measure.name}{f' in {measure.unit}s' if measure.unit else ''}"
     head = (
         "slice",

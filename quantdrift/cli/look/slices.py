@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
+    from quantdrift.core.tasks import Measure
     from quantdrift.monitor.baselines.signal_view import SelfNoise, SignalView
     from quantdrift.monitor.discovery.round import Round, VersionSearch
     from quantdrift.storage.figures.figures import SliceFigures
@@ -147,11 +148,11 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     listed = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, noise, alert, link, figures = asyncio.run(_more(config, secrets, listed))
-    unit = config.measure(listed.model).unit
+    signals, history, noise, alert, link, figures, measure = asyncio.run(_more(config, secrets, listed))
+    unit = measure.unit
     if as_json:
         more = {"signals": signals, "history": history, "noise": noise, "alert": alert, "page": link}
-        more["figures"] = figures
+        more |= {"figures": figures, "divergence_is": measure.name}
         emit(msgspec.structs.asdict(listed) | more)
     else:
         click.echo(
@@ -159,6 +160,7 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
                 [
                     _shown(listed, alert),
                     *_size_lines(figures),
+                    *([f"  divergence {measure.name}"] if measure.measured_by_divergence else []),
                     *([f"  live page  {link}"] if link else []),
                     *_history_lines(history),
                     *signal_lines(signals, verdict=listed.verdict, unit=unit),
@@ -233,8 +235,8 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
 async def _more(
     config: Config, secrets: Secrets, listed: ListedSlice
-) -> tuple[list[SignalView], list[StatusChange], list[SelfNoise], str, str, SliceFigures | None]:
-    """Return the signals of a slice, its history, its noise, its alert's text, its address on the live page, and its last day."""
+) -> tuple[list[SignalView], list[StatusChange], list[SelfNoise], str, str, SliceFigures | None, Measure]:
+    """Return the signals of a slice, its history, its noise, its alert's text, its address on the live page, its last day, and what its divergence is."""
     from quantdrift.core.clock import SystemClock
     from quantdrift.core.links import slice_page
     from quantdrift.core.slices import EVERYTHING
@@ -245,7 +247,9 @@ async def _more(
     from quantdrift.storage.fold.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.noise import floors_of
     from quantdrift.storage.slices.slice_list import alert_of, signals_of
+    from quantdrift.storage.versions import measure_of_text
 
+    measure, now = config.measure(listed.model), SystemClock().now()
     async with Database(secrets.dsn) as database, database.begin() as connection:
         rows = [] if listed.id is None else await signals_of(connection, listed.id)
         history = [] if listed.discovery is None else await changes_of(connection, listed.discovery.id)
@@ -269,13 +273,14 @@ async def _more(
         link = slice_page(config, rows[0].model_version_id, listed.id) if rows and listed.id else ""
         figures = None
         if rows and listed.id is not None:
-            ids, unit = [rows[0].model_version_id], config.measure(listed.model).unit
+            ids = [rows[0].model_version_id]
+            measure = await measure_of_text(connection, ids[0], measure, now)
             for version in (await versions(connection, ids)).values():
                 figures_by_slice = await last_day(
-                    connection, version, SystemClock().now(), slice_ids=[listed.id], unit=unit
+                    connection, version, now, slice_ids=[listed.id], unit=measure.unit
                 )
                 figures = figures_by_slice.get(listed.id)
-        return signal_views(rows), history, noise, text, link, figures
+        return signal_views(rows), history, noise, text, link, figures, measure
 
 
 def _history_lines(history: list[StatusChange]) -> list[str]:

@@ -161,15 +161,15 @@ def gate(
 ) -> None:
     """Judge whether CANDIDATE, an ONNX file, is good enough on every slice, before it is deployed.
 
-    Of a language model it is a folder, or the address of an OpenAI-compatible server, and --inputs are recorded prompts (.jsonl): both models
-    score the answers token by token.
+    Of a language model it is a folder, a .gguf file or the address of an OpenAI-compatible server, and --inputs are recorded prompts (.jsonl):
+    both models score the answers token by token. With --live they score what was served.
 
     It runs the reference and the candidate on recorded inputs, compares their outputs like the shadow, and asks whether each slice
     is within the budget of the model. Inputs that the candidate was calibrated with do not count as evidence: leave them out. Learned and
     discovered slices are judged, too, where the command can read the database; else it says that they are not.
 
-    With --live it records the candidate in the database, and judges it on samples that are captured from then on. It is compared with
-    what was served, too. `/gate/ID` at the monitor's admin port has the verdict, for a day.
+    With --live it records the candidate in the database, and judges it on samples that are captured from then on. If its outputs are arrays, it
+    is compared with what was served, too. `/gate/ID` at the monitor's admin port has the verdict, for a day.
 
     Exit code 0 if every slice passes, 3 if one fails, 4 if there is not enough evidence, with how many inputs are missing; 1 and 2 are
     errors, 130 Ctrl-C and 143 SIGTERM: no verdict.
@@ -181,6 +181,7 @@ def gate(
       quantdrift gate digits-int8.onnx --inputs recorded.npz --mlperf 99.9 --labels class
       quantdrift gate repaired.onnx --inputs recorded.npz --alert 7
       quantdrift gate repaired.onnx --live --route scanner=archive=archive-int8.onnx
+      quantdrift gate small-q4_0.gguf --live
     """
     from quantdrift.core.process.run import SignalStop
 

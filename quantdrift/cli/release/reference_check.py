@@ -19,7 +19,7 @@ import msgspec
 from quantdrift.core import plugins
 from quantdrift.core.config.schema import Config, Model, OutputKind, Provider, Reference, Runtime
 from quantdrift.core.config.wrong_values import nearest
-from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.errors import OperatorError, QuantdriftError, QuarantineError
 from quantdrift.core.passed_secrets import variables
 from quantdrift.core.tasks import Task
 
@@ -79,6 +79,7 @@ class _Opened(msgspec.Struct, frozen=True, kw_only=True):
     inputs: dict[str, bool] | None = None
     widths: dict[str, int | None] = {}
     problems: list[str] = []
+    notes: list[str] = []
     error: QuantdriftError | None = None
 
 
@@ -107,6 +108,7 @@ def check_references(config: Config, *, everything: bool) -> CheckedReferences:
     opened = list(_opened(config, chosen, everything=everything))
     problems = [problem for opened_reference in opened for problem in opened_reference.problems]
     problems += _slice_inputs(config, opened)
+    notes += [note for opened_reference in opened for note in opened_reference.notes]
     return CheckedReferences(
         artefacts={
             path: text for opened_reference in opened for path, text in opened_reference.artefacts.items()
@@ -211,6 +213,11 @@ def _open(config: Config, number: int, reference: Reference, token: str, *, ever
         check_mapping(model, reference, runtime, compared)
         checked_canaries(model, reference, runtime)
         problems = list(_misfits(model, reference, runtime, compared))
+        notes: list[str] = []
+        if everything and model.task is Task.GENERATION and (other := _other_tokens(config, model, runtime)):
+            # Of several models it is not known which of them that server serves.
+            is_alone = sum(one.task is Task.GENERATION for one in config.models) == 1
+            (problems if is_alone else notes).append(f"models `{model.name}`: {other}")
         inputs = {spec.name: spec.dtype.kind == "O" for spec in runtime.inputs}
         widths = {spec.name: _width(spec.shape, batched=model.batched) for spec in runtime.inputs}
     finally:
@@ -226,7 +233,24 @@ def _open(config: Config, number: int, reference: Reference, token: str, *, ever
         inputs=None if model.task is Task.GENERATION else inputs,
         widths=widths,
         problems=problems,
+        notes=notes,
     )
+
+
+def _other_tokens(config: Config, model: Model, runtime: "ReferenceRuntime") -> str:
+    """Return what the server behind the sidecar tokenises otherwise than the reference; empty: nothing that is known."""
+    from quantdrift.models.runtimes.text.same_tokens import other_tokens, tokenize_at
+    from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
+
+    if not isinstance(runtime, ScoringRuntime):
+        return ""
+    try:
+        other = other_tokens(runtime.language, tokenize_at(config.sidecar.backend, model.name))
+    except QuarantineError as error:
+        return f"the chat template of the reference: {error.detail}"
+    if not other:
+        return ""
+    return f"{other}. Serve the reference with the tokenizer and the chat template of the candidate ({config.sidecar.backend})"
 
 
 def _width(shape: Sequence[int | None], *, batched: bool) -> int | None:

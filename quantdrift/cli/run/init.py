@@ -524,12 +524,13 @@ def _ask_all(proposal: Proposal) -> None:
         f"Does the header {proposal.person} name a person or session?", default=True, err=True
     ):
         proposal.person = ""
-    proposal.flip = click.prompt(
-        "Accepted share of changed answers",
-        default=proposal.flip,
-        type=click.FloatRange(0, 1, min_open=True, max_open=True),
-        err=True,
-    )
+    if proposal.choice.task is not Task.GENERATION:
+        proposal.flip = click.prompt(
+            "Accepted share of changed answers",
+            default=proposal.flip,
+            type=click.FloatRange(0, 1, min_open=True, max_open=True),
+            err=True,
+        )
     proposal.otlp = click.prompt(
         "OpenTelemetry collector (empty: none)", default="", show_default=False, err=True
     )

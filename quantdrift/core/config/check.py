@@ -21,7 +21,7 @@ from quantdrift.core.config.vision import Activation, Column
 from quantdrift.core.config.web import web_problems
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.records import Metric
-from quantdrift.core.signals import signal_names
+from quantdrift.core.signals import OF_STREAMS, signal_names
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import number_of
 
@@ -202,9 +202,12 @@ def _signals(model: Model) -> Iterator[str]:
     """Yield the budgets of signals that no package adds."""
     names = signal_names()
     if model.task is not Task.GENERATION:
-        for metric in (Metric.CHANGED_TOKENS, Metric.BROKEN, Metric.UNLIKELY):
+        for metric in (Metric.CHANGED_TOKENS, Metric.BROKEN, Metric.UNLIKELY, *OF_STREAMS):
             if metric.value in model.budget.signals:
                 yield f"models `{model.name}`: budget.signals names `{metric.value}`, which only models with the task `generation` have"
+        for option in ("first_token_p99_s", "per_token_p99_s"):
+            if getattr(model.budget, option):
+                yield f"models `{model.name}`: budget.{option} is for streamed text, which only models with the task `generation` have"
     for name in model.budget.signals:
         if name not in names:
             yield (

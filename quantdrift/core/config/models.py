@@ -22,6 +22,7 @@ _OF_TEXT: Final = {
 }
 """The budgets of the signals that generated text alone has."""
 _DIVERGENCE_OF_TEXT: Final = 0.1  # nat per token: what a sound model at 4 bits has in its worst slices
+_SLOW_SHARE: Final = 0.01  # of streams: their budgets are 99 % quantiles
 _NOT_GIVEN: Final = float("0.02")
 """The budget of the divergence if no file gives one, known by being this object: a model that generates text has another default."""
 _FLIP, _DIVERGENCE = Metric.FLIP.value, Metric.DIVERGENCE.value
@@ -43,7 +44,9 @@ class Runtime(Extensible):
     TORCH = "torch"  # PyTorch
     OIP_HTTP = "oip-http"  # a server of the Open Inference Protocol v2, over HTTP
     OIP_GRPC = "oip-grpc"  # the same, over gRPC
-    TRANSFORMERS = "transformers"  # a causal language model in a folder, which scores what was served
+    TRANSFORMERS = (
+        "transformers"  # a causal language model in a folder or a GGUF file, which scores what was served
+    )
     OPENAI = "openai"  # the same at an OpenAI-compatible server
 
 
@@ -267,6 +270,22 @@ class Budget(Section, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0.0
+    first_token_p99_s: Annotated[
+        float,
+        about(
+            "Of generated text: at most 1 % of the streamed answers may send their first token later than this many seconds after the "
+            "request, as the relay sees it. More opens a ticket, never a page. 0: no budget.",
+            ge=0,
+        ),
+    ] = 0.0
+    per_token_p99_s: Annotated[
+        float,
+        about(
+            "Of generated text: at most 1 % of the streamed answers may take longer than this many seconds for each further token, in "
+            "the mean of the answer. More opens a ticket, never a page. 0: no budget.",
+            ge=0,
+        ),
+    ] = 0.0
     latency_growth: Annotated[
         float,
         about(
@@ -486,9 +505,17 @@ class Model(Section, frozen=True, kw_only=True):
                 if self.budget.divergence is _NOT_GIVEN
                 else self.budget.divergence,
                 watch=self.budget.watch or (_DIVERGENCE,),
-                signals={**_OF_TEXT, **self.budget.signals},
+                signals={**_OF_TEXT, **self._of_streams(), **self.budget.signals},
             )
             msgspec.structs.force_setattr(self, "budget", budget)
+
+    def _of_streams(self) -> dict[str, float]:
+        """Return the share of slow streams that is accepted, by signal, where the budget has a time for it."""
+        limits = {
+            Metric.SLOW_START: self.budget.first_token_p99_s,
+            Metric.SLOW_TOKENS: self.budget.per_token_p99_s,
+        }
+        return {metric.value: _SLOW_SHARE for metric, limit_s in limits.items() if limit_s}
 
     @property
     def thresholds(self) -> tuple[float, ...]:

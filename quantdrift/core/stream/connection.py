@@ -184,6 +184,26 @@ class Copies:
         data: bytes = message.data
         return data
 
+    async def batch(self, timeout_s: float, *, most: int, most_bytes: int) -> list[bytes]:
+        """Return the next one and what has arrived after it, in order; empty: none arrived within `timeout_s`.
+
+        Parameters
+        ----------
+        most, most_bytes
+            After so many, or so many bytes, no further one is taken.
+        """
+        first = await self.next(timeout_s)
+        if first is None:
+            return []
+        taken, n_bytes = [first], len(first)
+        while len(taken) < most and n_bytes < most_bytes and self._subscription.pending_msgs:
+            following = await self.next(timeout_s)
+            if following is None:
+                break
+            taken.append(following)
+            n_bytes += len(following)
+        return taken
+
 
 def durable_name(subject: str) -> str:
     """Return the name of the consumer of a subject; an empty subject means all."""

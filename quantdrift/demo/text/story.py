@@ -1,6 +1,7 @@
-"""The run with text: train, quantise, serve by llama.cpp, ask, wait for the alert, look at a token, repair."""
+"""The run with text: train, quantise, serve by llama.cpp, ask, wait for the alert, look at a token, judge the repaired model, serve it."""
 
 import asyncio
+import math
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -35,6 +36,8 @@ _HERE: Final = Path(__file__).parent
 _MODELS: Final = "models"
 _IN_EFFECT: Final = "the changed configuration is in effect"
 _IN_EFFECT_S: Final = 60.0
+_FAILED, _INSUFFICIENT = 3, 4  # exit codes of the gate
+_EXPLAINED_BY: Final = "quantdrift.explained_by"
 
 
 class TextPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +97,7 @@ async def run(options: TextOptions, screen: Screen) -> int:
                 await story.healthy()
                 await story.drift()
                 await story.look(running.services)
+                await story.gate(running.services)
                 await story.repair(running)
                 problems = story.problems()
                 for problem in problems:
@@ -169,6 +173,7 @@ class _TextRun(Phases):
     ) -> None:
         super().__init__(screen, receiver, watch, traffic)
         self._options, self._plan, self._traffic = options, options.plan, traffic
+        self._said_of_gate = ""
 
     async def healthy(self) -> None:
         """Ask in three languages until enough is compared."""
@@ -222,11 +227,28 @@ class _TextRun(Phases):
             f"The page of the incident shows the same: http://127.0.0.1:{services.ports.page}/incidents"
         )
 
+    async def gate(self, services: Services) -> None:
+        """Judge the repaired file on what is asked now, before it serves."""
+        words = ("gate", str(self._options.out / _MODELS / REPAIRED), "--live", "--any-hour", "--wait", "4m")
+        self._screen.say(
+            f"\n[bold]3. Gate:[/] {REPAIRED} is the same model in 4 bits, rounded after a text with all four languages. Is it good enough on every"
+            f" slice? quantdrift {' '.join(words)}"
+        )
+        gate = asyncio.create_task(
+            command_output(services, self._options.out, *words, codes=(0, _FAILED, _INSUFFICIENT))
+        )
+        try:
+            await self.until(lambda _: gate.done(), math.inf, "3. gate")
+            self._screen.settle()
+            self._said_of_gate = await gate
+        finally:
+            gate.cancel()
+        self._screen.plain(self._said_of_gate)
+
     async def repair(self, running: _TextServices) -> None:
         """Serve the repaired file, and ask until enough German answers of it are compared."""
         self._screen.say(
-            f"\n[bold]3. Repair:[/] {REPAIRED_VERSION} is the same model in 4 bits, rounded after a text with all four languages. It serves from"
-            f" now on, and {self._plan.repaired_german_share:.0%} of the questions are in German, until there is a verdict."
+            f"\n[bold]4. Repair:[/] {REPAIRED_VERSION}, the repaired model, serves from now on, and {self._plan.repaired_german_share:.0%} of the questions are in German, until there is a verdict."
         )
         await self._traffic.pause()
         config = running.services.config
@@ -252,7 +274,7 @@ class _TextRun(Phases):
             german = snapshot.slice(GERMAN)
             return german is not None and german.verdict == "ok"
 
-        await self.until(judged, self._plan.repaired_s, "3. repaired")
+        await self.until(judged, self._plan.repaired_s, "4. repaired")
         self._screen.settle()
         compared = ("compare", "--from", VERSION, "--to", REPAIRED_VERSION)
         self._screen.plain(await command_output(running.services, self._options.out, *compared))
@@ -260,8 +282,10 @@ class _TextRun(Phases):
     def problems(self) -> list[str]:
         """Return what is not as it must be, in words."""
         lines = [] if GERMAN in self._paged() else [f"{GERMAN} did not page"]
-        if others := self._paged() - {GERMAN}:
+        if others := self._paged(but_explained_by=GERMAN) - {GERMAN}:
             lines.append(f"paged without a reason: {', '.join(sorted(others))}")
+        if "may be replaced by" not in self._said_of_gate:
+            lines.append("the repaired model did not pass the gate")
         german = self.snapshot.slice(GERMAN)
         if self._watch.version != REPAIRED_VERSION or german is None or german.verdict != "ok":
             lines.append(
@@ -271,8 +295,13 @@ class _TextRun(Phases):
             lines.append(f"{failed} questions got no proper answer")
         return lines
 
-    def _paged(self) -> set[str]:
-        return {slice_of(event) for event in self._receiver.events if is_page(event)}
+    def _paged(self, but_explained_by: str = "") -> set[str]:
+        return {
+            slice_of(event)
+            for event in self._receiver.events
+            if is_page(event)
+            and not (but_explained_by and event.attributes.get(_EXPLAINED_BY) == but_explained_by)
+        }
 
 
 async def _build(options: TextOptions, tell: Callable[[str, float], None]) -> None:

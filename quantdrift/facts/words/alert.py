@@ -223,7 +223,7 @@ def _how_many(event: AlertEvent) -> Line | None:
 def _confidence(event: AlertEvent) -> str:
     """Return how certain it is that this is not chance, and what the alert does not mean."""
     kind, signal = event.evidence.detector, event.evidence.signal
-    if signal.form is SignalForm.SLOW:
+    if signal.is_about_speed:
         load = (
             " It means slower than before, not over a budget: more load makes answers slower, too."
             if kind == DetectorKind.GROWTH
@@ -309,7 +309,7 @@ def _elsewhere(event: AlertEvent) -> Line | None:
     """Return how all traffic is; of a slow model how its answers are. None where the alert is about all traffic."""
     evidence, whole = event.evidence, event.aggregate
     signal = evidence.signal
-    if signal.form is SignalForm.SLOW:
+    if signal.is_about_speed:
         answers = _ANSWERS[evidence.suspect or Suspect.UNKNOWN]
         return Line(text=f"{capital(answers)}.")
     verb = f" of {signal.things} {signal.verb}" if signal.things else " changed"

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from quantdrift.core.notation import count_of, from_to, moment, number, percent
 from quantdrift.core.signals import DetectorKind, Signal, SignalForm
 from quantdrift.core.tasks import MEASURES, Measure
@@ -51,7 +53,7 @@ _RAISED: Final = {
 def details(event: AlertEvent) -> tuple[str, ...]:
     """Return the statistics of an alert that opens or escalates."""
     evidence, explanation = event.evidence, event.explanation
-    measure = MEASURES[event.slice.task]
+    measure = _measure(event)
     figures = decided(event)
     needed = f"evidence {number(evidence.total)}, {number(evidence.threshold)} needed"
     texts = [f"{DECIDED}{figures}; {needed}."] if figures else []
@@ -97,7 +99,7 @@ def details(event: AlertEvent) -> tuple[str, ...]:
 
 def decided(event: AlertEvent) -> str:
     """Return what decided as one clause: the value since the onset and the value it is compared with; empty: not known."""
-    evidence, measure = event.evidence, MEASURES[event.slice.task]
+    evidence, measure = event.evidence, _measure(event)
     signal = evidence.signal
     since = "the onset" if event.onset is None else moment(event.onset)
     since = f"since {since} ({count_of(evidence.n_since_onset or 0, 'observation')})"
@@ -125,8 +127,14 @@ def decided(event: AlertEvent) -> str:
     return f"{observed}, budget {value(evidence.budget)}{noise}"
 
 
+def _measure(event: AlertEvent) -> Measure:
+    """Return what the divergence of an alert's answers is."""
+    measure = MEASURES[event.slice.task]
+    return msgspec.structs.replace(measure, name=event.explanation.divergence_is or measure.name)
+
+
 def _tail(event: AlertEvent, since: str, value: Callable[[float], str]) -> str:
-    evidence, name = event.evidence, MEASURES[event.slice.task].name
+    evidence, name = event.evidence, _measure(event).name
     if evidence.tail_level is not None and evidence.tail_after is not None:
         before = "" if evidence.tail_before is None else f", {percent(evidence.tail_before)} before"
         above = f"{percent(evidence.tail_after)} of outputs have a {name} above {value(evidence.tail_level)}"

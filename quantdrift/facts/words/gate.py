@@ -20,6 +20,7 @@ _ASKED: Final = {
     Kind.HARM: "regressions - fixes",
     Kind.ACCURACY: "accuracy lost",
     Kind.DIVERGENCE: "divergence",
+    Kind.CHANGED_TOKENS: "changed tokens",
     Kind.LATENCY: "latency p99",
     Kind.THROUGHPUT: "throughput",
 }

@@ -17,7 +17,7 @@ def planned(plan: Forecast) -> list[str | Table]:
         f"model {plan.model}: {_count(plan.requests_per_s)} requests/s, {policy}: "
         f"{_count(plan.granted * plan.replays_per_s)} replays/s"
         + (f", {number(plan.gpu_share)} GPU" if plan.gpu_share is not None else ""),
-        f"to detect: changed answers from {plan.budget:.2%} (the budget) to {plan.shifted:.2%}",
+        f"to detect: {plan.what} from {plan.budget:.2%} (the budget) to {plan.shifted:.2%}",
         f"before the shift: {plan.quiet_days:g} days without drift",
         f"false pages: at most {plan.pages_per_30_days:g} in 30 days, shared by {plan.n_detectors} detectors",
         "",

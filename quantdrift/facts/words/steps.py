@@ -7,7 +7,7 @@ import msgspec
 
 from quantdrift.core.notation import capital, count_of, estimated
 from quantdrift.core.records import Suspect
-from quantdrift.core.signals import DetectorKind, SignalForm
+from quantdrift.core.signals import DetectorKind
 from quantdrift.core.tasks import Build
 from quantdrift.core.text import plain
 from quantdrift.facts.events import AggregateState, AlertEvent
@@ -71,7 +71,7 @@ def do_now(event: AlertEvent, ways: Ways) -> tuple[Step, ...]:
             f"Look at the alert of {explanation.explained_by}: without its answers this one would not exist."
         )
         return (Step(text=look, command="quantdrift alerts list"),)
-    if event.evidence.signal.form is SignalForm.SLOW:
+    if event.evidence.signal.is_about_speed:
         first = LOOK_FIRST[event.evidence.suspect or Suspect.UNKNOWN]
         return (Step(text=f"{_sentence(first)}."),)
     if not event.pages:
@@ -112,7 +112,7 @@ def _acknowledge(ways: Ways) -> tuple[Step, ...]:
 
 def tomorrow(event: AlertEvent, ways: Ways) -> tuple[Step, ...]:
     """Return what the owner of the model does in daylight."""
-    if event.explanation.explained_by or event.evidence.signal.form is SignalForm.SLOW:
+    if event.explanation.explained_by or event.evidence.signal.is_about_speed:
         return ()
     steps = []
     causes = event.explanation.causes

@@ -26,9 +26,9 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.diagnosable import build_of
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.signals import SignalForm, signal_of
+from quantdrift.core.signals import signal_of
 from quantdrift.core.slices import ALL, is_declared
-from quantdrift.core.tasks import COUNTED, LABELS, Build
+from quantdrift.core.tasks import COUNTED, LABELS, MEASURES, Build
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.explain.mix import MoveCause, MovePart
 from quantdrift.drift.explain.moves import MeasuredItems, Moves, moves
@@ -171,7 +171,7 @@ class Explainer:
             whole_before = await _items_before(evidence, row, before_window, everything)
             whole_after = await _items_since(evidence, row, everything)
 
-        is_slow = signal_of(row.metric).form is SignalForm.SLOW
+        is_slow = signal_of(row.metric).is_about_speed
         # What the reference runs on says nothing of how fast the candidate is.
         windows = () if is_slow else (past, after)
         batches = {item.batch_id for window in windows for item in window.items}
@@ -220,6 +220,7 @@ class Explainer:
             begin=Begin.NEW_VERSION if version in new else None,
             **_when_paged(after, row, has_people=bool(self._config.sampling.sticky_header)),
             build=self._build(version, engines.values()),
+            divergence_is=_divergence_of(after, row),
             doubt=await evidence.doubt(row.model_version_id),
             explained_by=_names(by, catalog) if by else None,
             explained_by_id=by[0] if by else None,
@@ -309,6 +310,13 @@ def _when_paged(after: WindowSample, row: TransitionRow, *, has_people: bool) ->
         **({"changed": share.value, "changed_low": share.low, "changed_high": share.high} if share else {}),
         **({"requests_per_day": daily.value, "basis": daily.basis or None} if daily else {}),
     }
+
+
+def _divergence_of(after: WindowSample, row: TransitionRow) -> str | None:
+    """Return the name of the divergence of a slice's answers; None where that of the task says it."""
+    of_task = MEASURES[row.alert.slice.task]
+    name = of_task.of(Counter(item.measure for item in after.items if item.measure)).name
+    return None if name == of_task.name else name
 
 
 def _names(slice_ids: Sequence[int], catalog: Catalog) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 from quantdrift.core.config.schema import Config
 from quantdrift.core.diagnosable import NextCommands, next_commands
 from quantdrift.core.records import Predicate
-from quantdrift.core.signals import SignalForm, signal_of
+from quantdrift.core.signals import signal_of
 from quantdrift.core.slices import TIME
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.words.steps import Ways
@@ -67,7 +67,7 @@ def _commands(
     known: Collection[str] = (),
     options: str = "",
 ) -> NextCommands:
-    if signal_of(event.evidence.metric).form is SignalForm.SLOW:
+    if signal_of(event.evidence.metric).is_about_speed:
         return NextCommands()  # they look at answers
     return next_commands(
         config,

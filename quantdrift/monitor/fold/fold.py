@@ -17,7 +17,15 @@ import numpy as np
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
-from quantdrift.core.signals import WATCHED, budget_of, cap_of, is_judged, is_watched, named_signals
+from quantdrift.core.signals import (
+    OF_STREAMS,
+    WATCHED,
+    budget_of,
+    cap_of,
+    is_judged,
+    is_watched,
+    named_signals,
+)
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import POLICY
@@ -336,7 +344,7 @@ class Fold:
         flip = columns.column("flip")
         unmeasured: BoolArray = unknown & (np.isnan(flip) | (by_divergence & (flip == 0.0)))
         for metric, values in named.items():
-            if metric is not Metric.BROKEN:  # a check of its form says nothing of the tokens
+            if metric not in {Metric.BROKEN, *OF_STREAMS}:  # its form and its speed say nothing of the tokens
                 unmeasured &= np.isnan(values)
         return unmeasured
 

@@ -512,7 +512,7 @@ def _suspect(state: FoldState, entry: SliceState, change: PhaseChange, signal: S
 
 def _is_slow(signal: SignalKey) -> bool:
     """Return whether a signal is about how fast answers are, and not about what they are."""
-    return signal_of(signal.metric).form is SignalForm.SLOW
+    return signal_of(signal.metric).is_about_speed
 
 
 def _drifts(states: Mapping[SignalKey, FloatArray]) -> bool:
@@ -654,7 +654,7 @@ def _aggregate(
 
 def _limit_s(state: FoldState, key: Key, signal: SignalKey, of: FloatArray) -> float | None:
     """Return the seconds above which an exchange counts as slow for a signal; None for other metrics."""
-    if not _is_slow(signal):
+    if signal_of(signal.metric).form is not SignalForm.SLOW:
         return None
     return GROWTH.limit_s(of) if signal.kind == GROWTH.kind else state.budget(key[0]).latency_p99_s
 

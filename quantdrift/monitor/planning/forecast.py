@@ -12,7 +12,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.notation import number
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import largest_rate, of_model, reachable_strata, smallest_rate
-from quantdrift.core.signals import BUILT_IN
+from quantdrift.core.signals import BUILT_IN, SignalForm, budget_of, simulated_signal
 from quantdrift.core.slices import SliceAssigner, SliceKey, everything
 from quantdrift.drift.delay import Allowance, flips, optimum, simulate
 from quantdrift.drift.evidence.clock import DAY_US, MICROSECONDS, MONTH_US
@@ -210,12 +210,19 @@ def forecast(
     )
     n_detectors = traffic.n_detectors or n_signals * (len(shares) + others)
     threshold = 1.0 / config.monitor.pages_per_30_days
+    signal = simulated_signal(model.budget)
+    budget = budget_of(signal.metric, model.budget)
+    shifted = min(question.shift * budget, 1.0)
+    if signal.form is not SignalForm.CHANGED:
+        notes.append(
+            "an answer counts by how much of it differs; simulated are answers that differ wholly or not at all, which takes longest to see"
+        )
     slices = []
     for key, share in shares:
         progress(f"simulating {key.name}")
         study = _Study(
-            budget=model.budget.flip,
-            shifted=min(question.shift * model.budget.flip, 1.0),
+            budget=budget,
+            shifted=shifted,
             sampled=sampled[key.predicate],
             allowance=Allowance(
                 gamma=1.0 / (_MONTH_S * n_detectors),  # per second; per sample once the rate is known
@@ -233,8 +240,9 @@ def forecast(
         model=model.name,
         requests_per_s=traffic.requests_per_s,
         allocated=question.allocate,
-        budget=model.budget.flip,
-        shifted=min(question.shift * model.budget.flip, 1.0),
+        budget=budget,
+        shifted=shifted,
+        what=signal.name,
         horizon_days=question.horizon_days,
         quiet_days=question.quiet_days,
         n_detectors=n_detectors,

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.config.schema import MIB, Config, Model
 from quantdrift.core.config.state import judged_by
 from quantdrift.core.diagnosable import is_told
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
@@ -37,6 +37,7 @@ from quantdrift.storage.database import Database
 _LOOK_S: Final = 5.0
 _LONGEST_FETCH_S: Final = 0.5
 _HOURS: Final = 24
+_MOST_BYTES: Final = 16 * MIB  # of exchanges that are replayed together
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,8 +228,13 @@ class _Follower:
             and self._outcome() is Outcome.INSUFFICIENT
             and not stop.is_set()
         ):
-            if (data := await copies.next(min(_LONGEST_FETCH_S, ends_s - now_s))) is not None:
-                await asyncio.to_thread(self._see, data)
+            arrived = await copies.batch(
+                min(_LONGEST_FETCH_S, ends_s - now_s),
+                most=self._job.config.shadow.batch_items,
+                most_bytes=_MOST_BYTES,
+            )
+            if arrived:
+                await asyncio.to_thread(self._see, arrived)
             if self._clock.monotonic_s() >= looks_s:
                 await self._take_labels()
                 followed = self._found()
@@ -247,13 +253,16 @@ class _Follower:
         """Return the hours of the day that a pass waits for."""
         return set(range(_HOURS)) - self._gate.hours if self._job.every_hour else set()
 
-    def _see(self, data: bytes) -> None:
+    def _see(self, arrived: Sequence[bytes]) -> None:
         envelope = StreamedMessage(model=self._job.model.name, streamed_at=datetime.now(UTC))
-        case = self._classify(data, envelope=envelope)
-        if isinstance(case, PreparedExchange):
-            self._gate.see(case)
-        elif isinstance(case, Quarantined):
-            self._gate.skip(f"{case.reason.value}: {case.detail}")
+        prepared = []
+        for data in arrived:
+            case = self._classify(data, envelope=envelope)
+            if isinstance(case, PreparedExchange):
+                prepared.append(case)
+            elif isinstance(case, Quarantined):
+                self._gate.skip(f"{case.reason.value}: {case.detail}")
+        self._gate.see(prepared)
 
     async def _take_labels(self, *, is_end: bool = False) -> None:
         """Count the exchanges that were labelled meanwhile."""

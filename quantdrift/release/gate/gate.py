@@ -11,10 +11,10 @@ import numpy as np
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import CandidateCopy, Config, Model, Slice
-from quantdrift.core.diagnosable import gate_problem
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
-from quantdrift.core.records import Verdict
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.signals import is_judged, is_watched
 from quantdrift.core.slices import ALL
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
@@ -157,6 +157,18 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
                 f"CANDIDATE {self.where} is no file: only candidates of models with the task `generation` are folders or at servers"
             )
 
+    def check_options_of_text(self, *more: tuple[str, object]) -> None:
+        """Refuse options that are not for language models."""
+        for option, value in (
+            ("--route", self.routes),
+            ("--against", self.against),
+            ("--mlperf", self.mlperf),
+            ("--latency-p99 and --throughput", self.budget.n),
+            *more,
+        ):
+            if value:
+                raise OperatorError(f"{option} is not for language models: leave it out")
+
     def check_origins(self, model: Model, number: int | None) -> None:
         """Refuse a candidate that was made from another checkpoint, before anything runs; tell which weights are faulty."""
         if self.other_weights or not model.references:
@@ -178,17 +190,6 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
                 "--mlperf needs either --labels, the array with the true classes, or without labels --reference-accuracy, a lower"
                 " bound of the reference's accuracy, of which the changed answers can take away at most their share"
             )
-        budget = model.budget
-        questions = [Question.flips(budget.flip)]
-        if is_against:
-            questions.append(Question.harm(budget.flip / 2 if self.margin is None else self.margin))
-        if self.divergence or model.task is Task.GENERATION:
-            if budget.divergence >= budget.cap:
-                raise OperatorError(
-                    f"model `{model.name}`: models.budget.divergence is {budget.divergence:g}, which no mean exceeds, because a divergence counts"
-                    f" at most models.budget.cap ({budget.cap:g}): lower the former"
-                )
-            questions.append(Question.divergence(budget.divergence, budget.cap))
         together = []
         if self.mlperf is not None:
             ratio = _RATIOS[self.mlperf]
@@ -197,11 +198,34 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
                 if labels
                 else Question.accuracy_by_flips(ratio, self.accuracy or 0.0)
             )
-        asked = Asked(slices=tuple(questions), all=tuple(together))
+        asked = Asked(slices=self._of_slices(model, is_against=is_against), all=tuple(together))
         if not self.routes_alone_change_answers:
             return asked
         harm = tuple(question for question in asked.slices if question.kind is Kind.HARM)
         return msgspec.structs.replace(asked, routed=frozenset(self.routes), unrouted=harm)
+
+    def _of_slices(self, model: Model, *, is_against: bool) -> tuple[Question, ...]:
+        """Return what is asked of each slice: of generated text by the budgets of its tokens, else about changed answers."""
+        budget, is_text = model.budget, model.task is Task.GENERATION
+        questions = []
+        if not is_text or is_judged(Metric.FLIP, budget):
+            questions.append(Question.flips(budget.flip))
+            if is_against:
+                questions.append(Question.harm(budget.flip / 2 if self.margin is None else self.margin))
+        elif self.margin is not None:
+            raise OperatorError(
+                f"--margin is about changed answers, by which model `{model.name}` is not judged: models.budget.watch does not name `flip`"
+            )
+        if is_text and is_watched(Metric.CHANGED_TOKENS.value, budget.signals):
+            questions.append(Question.changed_tokens(budget.signals[Metric.CHANGED_TOKENS.value]))
+        if self.divergence or (is_text and is_judged(Metric.DIVERGENCE, budget)):
+            if budget.divergence >= budget.cap:
+                raise OperatorError(
+                    f"model `{model.name}`: models.budget.divergence is {budget.divergence:g}, which no mean exceeds, because a divergence counts"
+                    f" at most models.budget.cap ({budget.cap:g}): lower the former"
+                )
+            questions.append(Question.divergence(budget.divergence, budget.cap))
+        return tuple(questions)
 
     def opened(self, config: Config, file: Path, what: str = "candidate") -> ReferenceRuntime:
         """Return a loaded file that is judged or compared with."""
@@ -254,7 +278,7 @@ def gate(
     stop: Callable[[], Stop] | None = None,
     progress: OnProgress | None = None,
 ) -> GateResult:
-    """Judge whether a candidate, an ONNX file, is good enough on every slice, before it is deployed.
+    """Judge whether a candidate, an ONNX file or a language model, is good enough on every slice, before it is deployed.
 
     It runs the reference and the candidate on recorded inputs, or on live traffic from now on, and asks whether each slice is within the
     budget of the model. The parameters are the options of `quantdrift gate`, whose help explains each.
@@ -364,11 +388,12 @@ async def _live(job: _Gate, wait: timedelta, stop: Callable[[], Stop], *, every_
     secrets = setting.secrets(config)
     config = setting.with_stream(config, NatsRole.SHADOW)
     model = model_named(config, job.model)
-    if problem := gate_problem(model):
-        raise OperatorError(problem)
-    job.check_file()
-    if len(model.references) == 1:
-        job.check_origins(model, None)
+    if model.task is Task.GENERATION:
+        job.check_options_of_text()
+    else:
+        job.check_file()
+        if len(model.references) == 1:
+            job.check_origins(model, None)
     labels = _LOADED if job.mlperf is not None and job.accuracy is None else ""
     asked = job.asked(model, labels=labels, is_against=True)
     if labels:
@@ -378,8 +403,12 @@ async def _live(job: _Gate, wait: timedelta, stop: Callable[[], Stop], *, every_
         model=model,
         only=job.alert.slice if job.alert else "",
         run=job.run,
-        references=References([model], lambda of, reference: opened_reference(config, of, reference)),
-        candidate=job.opened(config, job.candidate),
+        references=References(
+            [_without_copies(model)], lambda of, reference: opened_reference(config, of, reference)
+        ),
+        candidate=_opened_text(job, config, model)
+        if model.task is Task.GENERATION
+        else job.opened(config, job.candidate),
         routes=tuple((name, job.opened(config, file)) for name, file in job.routes.items()),
         asked=asked,
         every_hour=every_hour,
@@ -405,6 +434,27 @@ async def _live(job: _Gate, wait: timedelta, stop: Callable[[], Stop], *, every_
     return GateResult(decision=live.decision, live=live, notes=tuple(watch.notes))
 
 
+def _without_copies(model: Model) -> Model:
+    """Return a model whose references have no copy of the candidate that serves: the one that is judged takes its place."""
+    references = tuple(
+        msgspec.structs.replace(reference, copy=CandidateCopy()) for reference in model.references
+    )
+    return msgspec.structs.replace(model, references=references)
+
+
+def _opened_text(job: _Gate, config: Config, model: Model) -> ReferenceRuntime:
+    """Return a language model that is judged, loaded; what it needs besides its address is that of the first reference."""
+    from quantdrift.release.gate.prompts import (  # noqa: PLC0415 - the comparator of generated text, for these models alone
+        open_language_candidate,
+    )
+
+    if not model.references:
+        raise OperatorError(
+            f"model `{model.name}` has no [[models.references]]: there is nothing to compare with"
+        )
+    return open_language_candidate(runtime_request(config, model, model.references[0]), job.where)
+
+
 def _recorded(
     job: _Gate,
     inputs: Path,
@@ -421,16 +471,7 @@ def _recorded(
     asked = job.asked(model, labels=labels, is_against=job.against is not None)
     rules, kinds = _judged_slices(config, model, job.alert, chosen)
     if model.task is Task.GENERATION:
-        for option, value in (
-            ("--route", job.routes),
-            ("--against", job.against),
-            ("--calibration", calibration),
-            ("--mlperf", job.mlperf),
-            ("--latency-p99 and --throughput", job.budget.n),
-            (f"--slice {next(iter(kinds), '')}", kinds),
-        ):
-            if value:
-                raise OperatorError(f"{option} is not for language models: leave it out")
+        job.check_options_of_text(("--calibration", calibration), (f"--slice {next(iter(kinds), '')}", kinds))
         return _prompts(job, config, model, asked, inputs=inputs, rules=rules, number=number)
     job.check_file()
     job.check_origins(model, number)
@@ -541,7 +582,7 @@ def _prompts(
     if unknown := int(np.isnan(items.flip).sum()):
         watch.note(
             f"--inputs {inputs}: of {unknown:,} answers it is not known whether they are changed, because the most likely tokens of one of the"
-            " models are not known at too many positions, or the answer has no token: they count in the divergence alone, if at all"
+            " models are not known at too many positions, or the answer has no token: these positions count in the divergence alone, if at all"
         )
     n_tokens = np.concatenate([each.n_tokens for each in found])
     decision = judge(

@@ -74,7 +74,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    flip, served_flip, divergence, right
+    flip, served_flip, divergence, right, changed_tokens
         As of `Compared`.
     group
         (items,) number of the observation that each belongs to.
@@ -104,6 +104,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     n_calibrated: int = 0
     burst: int = 1
     burst_of: str = ""
+    changed_tokens: Values | None = None
 
     def part(
         self,
@@ -283,9 +284,11 @@ def observed(
         elif attribute:
             group, is_over = visits(attributes[attribute])
             burst = max(round(len(group) / len(is_over)), 2)
+    tokens = [file.changed_tokens for file in found if file.changed_tokens is not None]
     return Observed(
         flip=np.concatenate([file.flip for file in found]),
         divergence=divergence,
+        changed_tokens=np.concatenate(tokens) if tokens else None,
         served_flip=np.concatenate(served) if served else None,
         right=np.concatenate(right) if right else None,
         group=group,
@@ -404,8 +407,8 @@ def _seen(trial: Trial, items: Observed, members: IntArray) -> Trial:
     sizes = np.bincount(group)
     weight = (1.0 if items.weight is None else items.weight[members]) / sizes[group]
     groups: FloatArray = np.zeros((len(sizes), len(trial.question.values)))
-    if trial.question.kind is Kind.DIVERGENCE:
-        share = items.divergence[members] / trial.question.values[1]
+    if trial.question.is_graded:
+        share = _graded(trial.question, items)[members] / trial.question.values[1]
         groups[:, 0] = np.bincount(group, (1.0 - share) * weight)
         groups[:, 1] = np.bincount(group, share * weight)
         return trial.at_once(groups)
@@ -423,10 +426,19 @@ def _values(question: Question, items: Observed) -> tuple[IntArray, BoolArray]:
     if question.kind is Kind.ACCURACY and items.right is not None:
         reference, candidate = items.right[:, 0].astype(np.intp), items.right[:, 1].astype(np.intp)
         return reference + 2 * candidate, np.ones(len(reference), dtype=np.bool_)
-    if question.kind is Kind.DIVERGENCE:
-        return np.zeros(len(items.divergence), dtype=np.intp), ~np.isnan(items.divergence)
+    if question.is_graded:
+        graded = _graded(question, items)
+        return np.zeros(len(graded), dtype=np.intp), ~np.isnan(graded)
     has_value = ~np.isnan(items.flip)
     return np.where(has_value, items.flip, 0).astype(np.intp), has_value
+
+
+def _graded(question: Question, items: Observed) -> Values:
+    """Return what an item has of a graded question : (items,)."""
+    if question.kind is Kind.DIVERGENCE:
+        return items.divergence
+    assert items.changed_tokens is not None
+    return items.changed_tokens
 
 
 def _slices(assigner: SliceAssigner, one: Compared) -> list[list[SliceKey]]:

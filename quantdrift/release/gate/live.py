@@ -1,7 +1,7 @@
-"""The gate on live traffic: exchanges that were captured after the candidate was recorded, one after the other.
+"""The gate on live traffic: exchanges that were captured after the candidate was recorded, in the order in which they came.
 
-The served outputs come with the exchange. The reference and the candidate compute theirs here; both answers are compared with the
-reference's. An exchange is one observation; with a session key, all of its exchanges within `monitor.session_s` are. Each is weighted
+The served outputs come with the exchange. The reference and the candidate compute theirs (`quantdrift.release.gate.live_answers`); both
+answers are compared with the reference's. An exchange is one observation; with a session key, all of its exchanges within `monitor.session_s` are. Each is weighted
 by c / pi, c being the smallest inclusion probability of the slice under the policy that the exchange was sampled with, so the means are
 those of the traffic, however it is sampled (`quantdrift.drift.evidence.group`). Without a session key bursts are looked for before there is a
 verdict, and count once (`quantdrift.release.gate.live_trials`).
@@ -18,7 +18,7 @@ import numpy as np
 
 from quantdrift.core.clusters import Clustering
 from quantdrift.core.config.schema import Config, Model, Slice
-from quantdrift.core.errors import OperatorError, QuarantineError
+from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Policy
 from quantdrift.core.sampling.inclusion import (
     of_model,
@@ -27,23 +27,28 @@ from quantdrift.core.sampling.inclusion import (
     sure_rate,
 )
 from quantdrift.core.slices import SliceKey, holds, time_attributes
+from quantdrift.core.tasks import Task
 from quantdrift.drift.evidence.group import ROUNDING
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 from quantdrift.drift.gate import Question, Trial, trials
 from quantdrift.facts.gate import Kind, Outcome
-from quantdrift.models.comparators.protocol import Values
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.models.tensors.arrays import Array
-from quantdrift.models.tensors.codec import decode
 from quantdrift.models.tensors.features import features_of
 from quantdrift.release.gate.found import is_of_clustering
 from quantdrift.release.gate.judge import Asked
 from quantdrift.release.gate.labels import NO_CLASS, Answers, ExpectedLabels
+from quantdrift.release.gate.live_answers import (
+    ArrayJudge,
+    ItemValues,
+    JudgedExchange,
+    LiveJudge,
+    TextJudge,
+)
 from quantdrift.release.gate.live_trials import Bursts, LiveTrials, SeenExchange
 from quantdrift.release.gate.observations import Projections
-from quantdrift.release.gate.offline import SliceRoute, answered, capped, computed, top_classes
+from quantdrift.release.gate.offline import SliceRoute, top_classes
 from quantdrift.shadow.replay.exchange import PreparedExchange
-from quantdrift.shadow.replay.replay import ReplayResult, compare
 from quantdrift.shadow.slices.clusters import ClusterSlices
 from quantdrift.storage.gate import TrueLabel
 
@@ -58,14 +63,6 @@ class _Session(msgspec.Struct, kw_only=True):
     least: list[float]
 
 
-class _Values(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the items of an exchange, as of `Compared` : (items,) each."""
-
-    flip: Values
-    served_flip: Values
-    divergence: Values
-
-
 class LiveGate:
     """The trials of one candidate, advanced by exchanges. One thread calls it.
 
@@ -76,7 +73,7 @@ class LiveGate:
     slices
         The slices that are judged, of which `is_told` or `is_learned` is true.
     asked
-        To each slice: kinds `flips`, `harm` and `divergence`. To all traffic together: of the kind `accuracy`, by flips or by labels that
+        To each slice: kinds `flips`, `harm`, `divergence` and `changed-tokens`. To all traffic together: of the kind `accuracy`, by flips or by labels that
         come later (`take_labels`).
     candidate, routes
         The models that are judged: the first route whose slice an exchange is in, else the candidate.
@@ -88,7 +85,7 @@ class LiveGate:
     Attributes
     ----------
     seen, refused, unusable
-        Exchanges that were counted; those of them that the candidate could not answer, which count as flips: else it would pass by
+        Exchanges that were counted; those of them that the candidate could not answer, which count as wrong: else it would pass by
         failing on what is hard; and those that were not counted, because the reference or the served answer cannot be used.
     problem
         The last reason for one of the latter two; empty: there was none.
@@ -121,7 +118,13 @@ class LiveGate:
         self._zone = ZoneInfo(config.capture.time_zone)
         self._session_s = timedelta(seconds=config.monitor.session_s)
         self._slices = list(slices)
-        self._candidate, self._routes, self._begun_at = candidate, tuple(routes), begun_at
+        self._begun_at = begun_at
+        most = config.shadow.batch_items
+        self._judge: LiveJudge = (
+            TextJudge(model, candidate, most)
+            if model.task is Task.GENERATION
+            else ArrayJudge(model, candidate, routes, most)
+        )
         questions = [(key, question) for key in self._slices for question in asked.of(key.name)]
         self._questions = questions
         self._trials = LiveTrials(trials([question for _, question in questions], alpha))
@@ -153,24 +156,38 @@ class LiveGate:
         """The verdict so far."""
         return self._trials.outcome
 
-    def see(self, entry: PreparedExchange) -> None:
-        """Count one exchange, if it was captured after the gate began."""
-        exchange = entry.exchange
-        if exchange.captured_at <= self._begun_at or not exchange.is_verified:
-            return
-        try:
-            outputs = computed(entry, "an exchange", "reference", step=entry.n_items)
-            served = _compared(entry, outputs)
-        except (QuarantineError, OperatorError) as error:  # of this exchange; another one may do
-            self.skip(str(error))
-            return
-        values, judged = self._values_of(entry, outputs, served.divergences.flip)
+    def see(self, entries: Sequence[PreparedExchange]) -> None:
+        """Count exchanges that were captured after the gate began, in this order; those with one signature are replayed together.
+
+        Raises
+        ------
+        BrokenRuntimeError, RetryError
+            A model computes nothing any more, or its server is unreachable.
+        """
+        of_signature: dict[tuple[object, ...], list[int]] = {}
+        for place, entry in enumerate(entries):
+            if entry.exchange.captured_at > self._begun_at and entry.exchange.is_verified:
+                of_signature.setdefault(entry.signature, []).append(place)
+        found: dict[int, JudgedExchange | str] = {}
+        for places in of_signature.values():
+            found |= zip(places, self._judge.judged([entries[place] for place in places]), strict=True)
+        for _, judged in sorted(found.items()):
+            if isinstance(judged, str):
+                self.skip(judged)
+            else:
+                self._see(judged)
+
+    def _see(self, found: JudgedExchange) -> None:
+        exchange = found.entry.exchange
+        if found.problem:
+            self.refused += 1
+            self.problem = found.problem
         self.seen += 1
         self.hours.add(exchange.captured_at.astimezone(self._zone).hour)
         self._newest_at = max(self._newest_at, exchange.captured_at)
         if self._labelled:
-            self._expect(entry, judged, outputs)
-        self._count(entry, values, self._inside(entry, served.embedding))
+            self._expect(found.entry, found.judged, found.outputs)
+        self._count(found.entry, found.values, self._inside(found.entry, found.served.embedding))
 
     def skip(self, problem: str) -> None:
         """Note an exchange that cannot be used, and why."""
@@ -188,21 +205,6 @@ class LiveGate:
         """Count the sessions that are still open."""
         self._close(None)
         self._trials.finish()
-
-    def _values_of(
-        self, entry: PreparedExchange, outputs: dict[str, Array], served: Values
-    ) -> tuple[_Values, PreparedExchange | None]:
-        """Return what is known of the items, and the exchange with the candidate's answer, or None if it has none."""
-        cap = self._model.budget.cap
-        try:
-            judged = self._answered(entry)
-            divergences = _compared(judged, outputs).divergences
-        except (QuarantineError, OperatorError) as error:
-            self.refused += 1
-            self.problem = str(error)
-            flip = np.where(np.isnan(served), np.nan, 1.0)
-            return _Values(flip=flip, served_flip=served, divergence=cap * flip), None
-        return _Values(flip=divergences.flip, served_flip=served, divergence=capped(divergences, cap)), judged
 
     def _inside(self, entry: PreparedExchange, embedding: Array | None) -> dict[str, BoolArray]:
         """Return which items are in each slice, by its predicate : (items,)."""
@@ -231,7 +233,7 @@ class LiveGate:
             for key in self._slices
         }
 
-    def _count(self, entry: PreparedExchange, values: _Values, inside: dict[str, BoolArray]) -> None:
+    def _count(self, entry: PreparedExchange, values: ItemValues, inside: dict[str, BoolArray]) -> None:
         """Advance all trials but those that wait for labels."""
         exchange, sampling = entry.exchange, entry.exchange.sampling
         if exchange.group:
@@ -290,22 +292,6 @@ class LiveGate:
             session=exchange.group,
         )
 
-    def _answered(self, entry: PreparedExchange) -> PreparedExchange:
-        """Return the exchange with the answer of the candidate, or of the model of its route."""
-        attributes = entry.exchange.attributes
-        runtime = next(
-            (
-                route.runtime
-                for route in self._routes
-                if all(holds(p, attributes, {}) for p in route.slice.where)
-            ),
-            self._candidate,
-        )
-        arrays = {tensor.name: decode(tensor) for tensor in entry.exchange.inputs}
-        if not self._model.batched:
-            arrays = {name: array[np.newaxis] for name, array in arrays.items()}
-        return answered(entry, runtime, arrays, "an exchange", "candidate")
-
     def _rates_of(self, key: SliceKey, policy: Policy) -> tuple[float, float, float]:
         """Return c of the slice's exchanges, the lower bound of its body rates, and c of a session's parts."""
         rates = self._rates.get((key.predicate, policy.epoch))
@@ -352,24 +338,19 @@ class LiveGate:
                     self._trials.add(number, total, is_session=True)
 
 
-def _compared(entry: PreparedExchange, outputs: dict[str, Array]) -> ReplayResult:
-    (outcome,) = compare([entry], [outputs])
-    if not isinstance(outcome, ReplayResult):
-        raise outcome
-    return outcome
-
-
-def _shares(question: Question, values: _Values, inside: BoolArray) -> FloatArray | None:
+def _shares(question: Question, values: ItemValues, inside: BoolArray) -> FloatArray | None:
     """Return the shares of the items in the slice by value; None where none is known."""
     value = values.flip
     if question.kind is Kind.HARM:
         value = values.flip - values.served_flip
     if question.kind is Kind.DIVERGENCE:
         value = values.divergence
+    if question.kind is Kind.CHANGED_TOKENS:
+        value = values.changed_tokens
     value = value[inside & ~np.isnan(value)]
     if not len(value):
         return None
-    if question.kind is Kind.DIVERGENCE:
+    if question.is_graded:
         share = float(np.mean(value)) / question.values[1]
         return np.array([1.0 - share, share])
     return np.array([np.mean(value == possible_value) for possible_value in question.values])

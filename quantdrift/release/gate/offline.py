@@ -136,6 +136,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         Whether reference and candidate have the true class : (items, 2); None without labels.
     learned
         The learned slices of each item.
+    changed_tokens
+        Of generated text: share of the tokens at which the first choice differs, NaN where it is not known : (items,).
     """
 
     items: RecordedItems
@@ -145,6 +147,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     divergence: Values
     right: Array | None
     learned: list[tuple[SliceKey, ...]]
+    changed_tokens: Values | None = None
 
 
 def route_slice(slices: Sequence[SliceKey], name: str) -> SliceKey:

@@ -7,8 +7,8 @@ each position.
 
 An answer is one observation: its tokens depend on each other. Its divergence is the mean KL per token, in nats, as the comparator of
 generated text defines it (`quantdrift.models.comparators.text.generation`); it counts at most `models.budget.cap`, so that the gate's bounds
-of a bounded mean hold. It is changed where the candidate's most likely token is none of the reference's at some position. A prompt
-that comes several times counts once.
+of a bounded mean hold. Its changed tokens are the share of its positions at which the candidate's most likely token is none of the reference's.
+A prompt that comes several times counts once.
 """
 
 from collections.abc import Callable, Sequence
@@ -215,7 +215,7 @@ def compared_prompts(
         A server is unreachable.
     """
     both = CandidateReplica(reference, candidate, "")
-    flip, divergence, n_tokens, features = [], [], [], []
+    flip, divergence, changed, n_tokens, features = [], [], [], [], []
     path = recorded.items.path
     for begin in range(0, len(recorded.requests), _STEP):
         requests = recorded.requests[begin : begin + _STEP]
@@ -239,6 +239,7 @@ def compared_prompts(
             raise OperatorError(f"{where}: {error.detail}") from error
         flip.append(found.flip)
         divergence.append(capped(found, model.budget.cap))
+        changed.append(found.detail["changed_tokens"])
         n_tokens.append(found.detail["n_scored"])
         features += features_of(rules, {name: inputs[name] for name in (PROMPT, ANSWER)})
         progress(len(asked))
@@ -251,6 +252,7 @@ def compared_prompts(
             divergence=np.concatenate(divergence),
             right=None,
             learned=[()] * len(recorded.requests),
+            changed_tokens=np.concatenate(changed),
         ),
         n_tokens=np.concatenate(n_tokens).astype(np.intp),
     )

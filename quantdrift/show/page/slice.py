@@ -34,7 +34,7 @@ from quantdrift.storage.figures.periods import Grain, SliceSums
 from quantdrift.storage.labels import outcome_of_slice
 from quantdrift.storage.slices.verdicts import SliceNow, slices_now
 from quantdrift.storage.snapshot import Connection, reading
-from quantdrift.storage.versions import VersionNow, traffic_now, versions_now
+from quantdrift.storage.versions import VersionNow, measure_of_text, traffic_now, versions_now
 
 _DAY: Final = timedelta(days=1)
 _MOST_ID: Final = 2**31 - 1
@@ -139,6 +139,7 @@ async def slice_page(request: web.Request) -> web.Response:
         happenings = await events_of(connection, *ids, begin, end)
         baselines = await baselines_now(connection, *ids)
         truth = await outcome_of_slice(connection, *ids, begin, end) if singles.begin else None
+        measure = await measure_of_text(connection, version.id, config.measure(version.model), end)
         named = [signal for signal in named_signals() if signal.is_asked(DetectorKind.BUDGET, budget)]
         buckets = await named_history(connection, ids, period, named) if named else []
     kept, reader = ShownExemplars(), request.app.get(EXEMPLARS)
@@ -217,7 +218,7 @@ async def slice_page(request: web.Request) -> web.Response:
         truth=labelled(truth) if truth else None,
         labels=labels,
         trace_url=config.telemetry.trace_url,
-        measure=config.measure(version.model),
+        measure=measure,
         latency_budget_s=budget.latency_p99_s,
         latency_growth=budget.latency_growth,
         now=now,

@@ -6,7 +6,6 @@ from urllib.parse import quote
 
 from quantdrift.core.notation import count_of, moment, percent
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.tasks import MEASURES
 from quantdrift.facts.status import said
 from quantdrift.facts.words.amount import measured, points
 from quantdrift.facts.words.first_screen import over
@@ -149,7 +148,7 @@ def _slices(figures: ReportFigures, most_table: int) -> list[str]:
         parts.append("## Slices")
     for model in figures.models:
         slices = [entry for entry in (model.aggregate, *model.slices[:most_table]) if entry is not None]
-        measure = MEASURES[model.task]
+        measure = model.measure
         parts += [
             f"### {_text(model.model)} {_text(model.version)}: {_text(model.serving.words)}",
             _table_of(

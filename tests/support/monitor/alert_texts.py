@@ -14,7 +14,7 @@ import msgspec
 from quantdrift.core.config.schema import Monitor
 from quantdrift.core.records import UNVERIFIED, Metric, Side, Suspect, Verdict
 from quantdrift.core.slices import ALL
-from quantdrift.core.tasks import Task
+from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.core.text import plain_lines
 from quantdrift.drift.detectors.protocol import CHANGE
 from quantdrift.drift.watch import Phase
@@ -372,6 +372,19 @@ CASES: dict[str, tuple[AlertEvent, Ways]] = {
         _replace(alert(found=msgspec.structs.replace(DAMAGE, build="language")).alert, task="generation"),
         Ways(alert_id=12),
     ),
+    **{
+        f"generated text, of which is known: {name}": (
+            _divergence(
+                task="generation",
+                measure="divergence per token",
+                unit="nat",
+                build="language",
+                divergence_is=MEASURES[Task.GENERATION].of(n).name,
+            ),
+            Ways(alert_id=12),
+        )
+        for name, n in (("KL", {"kl": 40}), ("regret", {"regret": 40}), ("both", {"kl": 10, "regret": 30}))
+    },
     "a model that only a server has": (
         alert(found=msgspec.structs.replace(DAMAGE, build="other")).alert,
         Ways(alert_id=12),

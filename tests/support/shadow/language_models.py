@@ -30,12 +30,12 @@ def quantised(model: Any) -> Any:
         return quantise(model, {torch.nn.Linear}, dtype=torch.qint8)
 
 
-def rounded(model: Any) -> Any:
-    """Return a copy whose weights have four bits by tensor: it says other things, however the model was trained."""
+def rounded(model: Any, levels: int = 7) -> Any:
+    """Return a copy whose weights have so many levels above 0 by tensor, 7 for four bits: it says other things, however the model was trained."""
     copied = copy.deepcopy(model)
     with torch.no_grad():
         for weight in copied.parameters():
-            step = weight.abs().max() / 7
+            step = weight.abs().max() / levels
             weight.copy_((weight / step).round() * step)
     return copied
 

@@ -8,7 +8,7 @@ a longer answer counts as cut there by a limit. Otherwise a limit that cuts only
 - `finish_changed`: the two end for different reasons within c tokens.
 - `own_json_valid`, `own_tool_calls_valid`: as for the candidate, and undefined where `own_tokens` cut the answer.
 - `own_same`: the two call the same tools with the same arguments, or are the same JSON value (`same_structure`). Undefined where a limit
-  cut one of them, and where the reference's runtime does not tell calls from text.
+  cut one of them, and where the calls of one side cannot be told from its text.
 - `own_finish_reason`, `own_n_tokens` of the reference's answer, and `own`: its outcome.
 
 Two sampled answers differ by chance alone: only a mean over many says something about the candidate.
@@ -26,6 +26,7 @@ from quantdrift.models.comparators.text.validity import calls_valid, json_valid,
 from quantdrift.models.language.answer import Answer
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome
 from quantdrift.models.language.scoring import Scores
+from quantdrift.models.language.written_calls import has_written_call
 
 _CALLED = frozenset({"tool_calls", "function_call"})
 
@@ -95,7 +96,14 @@ def _compare(answer: Answer, n_scored: int, free_answer: FreeAnswer | None) -> _
         own_json_valid=json_valid(reference_answer) if is_whole else None,
         own_n_tokens=free_answer.n_tokens,
         own_same=same_structure(answer, reference_answer)
-        if is_whole and reason != "length" and not (answer.calls and free_answer.calls is None)
+        if is_whole and reason != "length" and _are_told(answer, free_answer)
         else None,
         own_tool_calls_valid=calls_valid(reference_answer) if is_whole else None,
     )
+
+
+def _are_told(answer: Answer, free_answer: FreeAnswer) -> bool:
+    """Return whether it is known of both sides what they call: the candidate's server may leave calls in the text."""
+    if free_answer.calls is None:
+        return not answer.calls
+    return not free_answer.calls or bool(answer.calls) or not has_written_call(answer.text)

@@ -7,9 +7,11 @@ import torch
 from transformers import GenerationConfig
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.models.language.answer import ToolCall
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.models.language.request_options import constraints, forces_tool, json_asked
 from quantdrift.models.language.scoring import replay_error
+from quantdrift.models.language.written_calls import written_calls
 
 _KNOWN: Final = frozenset({"min_tokens", "no_repeat_ngram_size", "repetition_penalty"})
 _OF_JSON: Final = frozenset({"guided_json", "json_schema", "structured_outputs"})
@@ -57,6 +59,7 @@ def answered(
     answer_request: FreeAnswerRequest,
     end_ids: tuple[int, ...],
     within_s: float,
+    has_tools: bool = False,
 ) -> FreeAnswer:
     """Return the model's answer; it is late if the time was over before the answer ended.
 
@@ -70,6 +73,8 @@ def answered(
         Tokens that end the answer.
     within_s
         Longest time of generation. Reading the prompt is not interrupted.
+    has_tools
+        Whether tools were offered: then calls are read out of the text, in the form of the chat template.
     """
     if answer_request.max_tokens < 1:
         raise replay_error("the prompt fills the reference's context: there is no room for an answer")
@@ -95,14 +100,33 @@ def answered(
     is_ended = stopped >= 0 or (bool(tokens) and tokens[-1] in ends)
     if not is_ended and len(tokens) < answer_request.max_tokens:
         return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
+    said = text[:stopped] if stopped >= 0 else text
+    calls: tuple[ToolCall, ...] | None = None if has_tools else ()
+    if has_tools and is_ended and stopped < 0:
+        written = written_calls(
+            tokenizer.decode(tokens[:-1], skip_special_tokens=False, clean_up_tokenization_spaces=False),
+            _template(tokenizer),
+        )
+        if written is not None:
+            calls = written.calls
+            said = written.text if calls else said
     return FreeAnswer(
         outcome=FreeAnswerOutcome.UNFORCED if json_asked(options)[0] else FreeAnswerOutcome.DONE,
-        text=text[:stopped] if stopped >= 0 else text,
-        finish_reason="stop" if is_ended else "length",
+        text=said,
+        calls=calls,
+        finish_reason=("tool_calls" if calls else "stop") if is_ended else "length",
         n_tokens=len(tokens),
         max_tokens=answer_request.max_tokens,
         is_capped=answer_request.is_capped,
     )
+
+
+def _template(tokenizer: Any) -> str:
+    """Return the chat template with which tools are offered; empty: there is none."""
+    template = getattr(tokenizer, "chat_template", None) or ""
+    if isinstance(template, dict):
+        template = template.get("tool_use") or template.get("default") or ""
+    return str(template)
 
 
 def _settings(

@@ -114,7 +114,7 @@ class ScoringRuntime:
                 f"models.embedding is `{request.embedding}`: a reference of runtime `{request.reference.runtime}` shows no "
                 f"embedding{' of that name' if others else ''}. Take {others}`features`, or leave it empty"
             )
-        self._language = language
+        self.language = language
         self._most = request.model.generation.max_tokens
         self._free_answer_s = request.model.generation.own_s
         self._clock = clock
@@ -157,21 +157,21 @@ class ScoringRuntime:
             for index, (request, served) in enumerate(zip(requests, rows, strict=True))
             if self.embedding and served is None and (row := self._prompt_row(request)) is not None
         }
-        found = self._language.score([*(row for row in rows if row is not None), *of_prompts.values()])
+        found = self.language.score([*(row for row in rows if row is not None), *of_prompts.values()])
         scored, vectors = iter(found), found[len(found) - len(of_prompts) :]
         scores = [NO_SCORES if row is None else _finished(row, next(scored)) for row in rows]
         for index, of_prompt in zip(of_prompts, vectors, strict=True):
             scores[index] = msgspec.structs.replace(NO_SCORES, vector=of_prompt.vector)
         outputs = {SCORES: objects(self._with_free_answers(requests, scores))}
         if self.embedding:
-            unknown = np.full(self._language.width, np.nan, dtype=np.float32)
+            unknown = np.full(self.language.width, np.nan, dtype=np.float32)
             states = [of.vector if len(of.vector) else unknown for of in scores]
             outputs[EMBEDDING] = np.stack(states) if states else unknown[np.newaxis][:0]
         return outputs
 
     def close(self) -> None:
         """Free memory, device and connections."""
-        self._language.close()
+        self.language.close()
 
     def _with_free_answers(
         self, requests: Sequence[ScoringRequest], scores: Sequence[Scores]
@@ -197,7 +197,7 @@ class ScoringRuntime:
         if within_s <= 0:
             return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         try:
-            return self._language.answer(request, answer_request, lambda: self._prompt(request), within_s)
+            return self.language.answer(request, answer_request, lambda: self._prompt(request), within_s)
         except (QuarantineError, RetryError):
             return FreeAnswer(outcome=FreeAnswerOutcome.FAILED)
 
@@ -212,12 +212,12 @@ class ScoringRuntime:
         if not served:
             return None
         prompt = self._prompt(request)
-        longest = self._language.longest
+        longest = self.language.longest
         room = len(served) + 1 if longest is None else max(longest - len(prompt), 0)
         scored = served[: min(self._most, room)]
         if not scored:
             raise replay_error(f"the prompt has {len(prompt)} tokens, the reference takes {longest} in all")
-        ends = self._language.end_ids
+        ends = self.language.end_ids
         row = TokenRow(prompt=prompt, served=scored, temperature=request.temperature)
         if request.is_ended is False or len(scored) < len(served):
             return row
@@ -233,7 +233,7 @@ class ScoringRuntime:
             prompt = self._prompt(request)
         except QuarantineError:
             return None
-        longest = self._language.longest
+        longest = self.language.longest
         return (
             None
             if longest is not None and len(prompt) > longest
@@ -261,26 +261,26 @@ class ScoringRuntime:
             messages=(*request.messages, request.served_message),
             template={**request.template, "add_generation_prompt": False},
         )
-        prompt, rendered = self._language.chat_ids(request), self._language.chat_ids(whole)
+        prompt, rendered = self.language.chat_ids(request), self.language.chat_ids(whole)
         if rendered[: len(prompt)] != prompt:
             return ()
         served = rendered[len(prompt) :]
-        end = next((place for place, token in enumerate(served) if token in self._language.end_ids), None)
+        end = next((place for place, token in enumerate(served) if token in self.language.end_ids), None)
         if end is None:
             return served
         return served[: end if request.is_ended is False else end + 1]
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
-        return self._language.text_ids(text, add_special_tokens=False)
+        return self.language.text_ids(text, add_special_tokens=False)
 
     def _prompt(self, request: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a prompt: the candidate's, or own ones, whose number is checked against the candidate's."""
         if request.prompt_ids is not None:
             prompt = request.prompt_ids
         elif request.messages:
-            prompt = self._language.chat_ids(request)
+            prompt = self.language.chat_ids(request)
         else:
-            prompt = self._language.text_ids(request.prompt, add_special_tokens=request.add_special_tokens)
+            prompt = self.language.text_ids(request.prompt, add_special_tokens=request.add_special_tokens)
         if not prompt:
             raise replay_error("the prompt has no token: the first token of the answer cannot be scored")
         if request.prompt_ids is None and request.n_prompt_tokens not in {None, len(prompt)}:

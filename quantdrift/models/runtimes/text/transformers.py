@@ -1,10 +1,16 @@
-"""Causal language models from a local folder, run by `transformers`: strict FP32, from safetensors, no model code."""
+"""Causal language models from a local folder or a GGUF file, run by `transformers`: strict FP32, from safetensors, no model code.
+
+Of a GGUF file the stored blocks are read exactly and computed in FP32: what llama.cpp's kernels round besides, the activations, is not in it.
+"""
 
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import logging
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +62,7 @@ except ImportError as error:
     ) from error
 
 _LOG = logging.getLogger(__name__)
+GGUF: Final = ".gguf"
 _READ: Final = (".json", ".jinja", ".model", ".safetensors", ".txt")
 _PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 _FULL: Final = frozenset({"F32", "F64", "I64", "I32", "BOOL"})
@@ -91,23 +98,28 @@ class TransformersLanguage:
         limit_memory(self._device, request.gpu_bytes)
         self._top = request.model.generation.top
         folder = Path(reference.path)
+        is_gguf = folder.suffix == GGUF
         digest = _digest(folder)
         check_pin(folder, digest, reference.digest)
-        config = _checked(folder, is_copy=request.is_copy)
-        stored = [] if request.is_copy else list(_stored(folder))
+        config = {} if is_gguf else _checked(folder, is_copy=request.is_copy)
+        stored = [] if request.is_copy else list(_stored_gguf(folder) if is_gguf else _stored(folder))
         disable_progress_bar()
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype="auto" if request.is_copy else torch.float32,
-                output_loading_info=True,
-            )
+            with _loadable(folder) as (place, more):
+                self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                    place, local_files_only=True, trust_remote_code=False, **more
+                )
+                model, loading = AutoModelForCausalLM.from_pretrained(
+                    place,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    dtype="auto" if request.is_copy and not is_gguf else torch.float32,
+                    output_loading_info=True,
+                    **more,
+                )
+        except OperatorError:
+            raise
         except Exception as error:
             raise OperatorError(
                 f"transformers cannot load the reference {folder}: {error_text(error)}"
@@ -142,7 +154,7 @@ class TransformersLanguage:
             if request.is_copy
             else precision_of(folder, [*stored, *recorder.findings], reference.allow_reduced_precision),
             opset=0,
-            producer=f"transformers {config.get('transformers_version', '')}".strip(),
+            producer="gguf" if is_gguf else f"transformers {config.get('transformers_version', '')}".strip(),
         )
         on_gpu = self._device.type == "cuda"
         self.provenance = Provenance(
@@ -241,6 +253,7 @@ class TransformersLanguage:
                 ),
                 end_ids=self.end_ids,
                 within_s=within_s,
+                has_tools=bool(request.tools),
             )
 
         return computed(compute)
@@ -503,6 +516,8 @@ def _n_kept(batch: Sequence[_Part]) -> int:
 def _digest(folder: Path) -> str:
     """Return the digest over all files that are loaded: config, tokenizer, template and weights."""
     try:
+        if folder.suffix == GGUF:
+            return digest_of(folder)
         names = sorted(
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix in _READ
         )
@@ -535,6 +550,34 @@ def _checked(folder: Path, *, is_copy: bool) -> dict[str, Any]:
             f"the reference {folder} is itself quantised: configure the model that the candidate was made from"
         )
     return config
+
+
+@contextmanager
+def _loadable(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Yield where transformers finds a model, and what else it must be given; a GGUF file alone, without what else lies beside it."""
+    if folder.suffix != GGUF:
+        yield folder, {}
+        return
+    if lacking := [name for name in ("accelerate", "gguf") if importlib.util.find_spec(name) is None]:
+        raise OperatorError(
+            f"the reference {folder} is a GGUF file, which needs `{lacking[0]}`: pip install 'quantdrift[gguf]'"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / folder.name).symlink_to(folder.resolve())
+        yield Path(place), {"gguf_file": folder.name}
+
+
+def _stored_gguf(file: Path) -> Iterator[Finding]:
+    """Yield the stored tensors of a GGUF file that are not full precision."""
+    with _loadable(file):
+        from gguf import GGUFReader  # noqa: PLC0415 - of the extra `gguf`
+    try:
+        tensors = [(str(tensor.name), tensor.tensor_type.name) for tensor in GGUFReader(file).tensors]
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"{file} cannot be read as GGUF: {error}") from error
+    for name, kind in tensors:
+        if kind not in _FULL:
+            yield f"stored tensor `{name}`", _TYPES.get(kind, kind.lower())
 
 
 def _stored(folder: Path) -> Iterator[Finding]:
