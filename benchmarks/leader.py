@@ -1,11 +1,14 @@
 """What the leading monitor costs for each exchange: processor time, its own and that of Postgres.
 
-    python -m benchmarks.leader [--quick] [--slices N ...] [--batches N ...]
+    python -m benchmarks.leader [--quick] [--slices N ...] [--batches N ...] [--live PER_S]
 
 The real monitor, in a process of its own, leads and folds batches that the real writer stored in a real Postgres server (with `fsync`).
 It stands still while a backlog is stored, and goes on when all of it is there. Every exchange has one item, which lies in `all` and in
 seven other slices, drawn evenly, which touches the most slices; all are watched with the defaults. Processor time is counted in the
 middle of the backlog, from one number of batches that wait to another: of the monitor, of all of Postgres.
+
+With `--live` the exchanges of 20 models with 200 slices each are stored as they come, in batches of three, at a rate; `leader_live_core` is the
+share of a core that the monitor takes then, and `leader_live_waiting` how many batches wait for it at the end.
 
 `leader_exchanges_per_s` is what one core could fold if it did all of that, Postgres included, and nothing else, at 1,000 slices;
 `leader_small_batch_ratio` how much more an exchange costs in batches of three than in batches of 64.
@@ -20,7 +23,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +33,7 @@ from uuid import uuid4
 import asyncpg
 import msgspec
 import numpy as np
+import psutil
 
 from benchmarks.replays import READY_S, SPAWN, Servers, cpu_s, servers_in
 from benchmarks.result import Goal, finish
@@ -45,6 +50,7 @@ from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
 
 _MODEL: Final = "tiny"
+_MODELS, _SLICES, _WORKERS = 20, 200, 8  # of live traffic
 _SLICES_OF_EXCHANGE: Final = 8
 _EXCHANGES_PER_S: Final = 50  # of the time of capture
 _GOAL_PER_S: Final = 8_000.0
@@ -86,7 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--batches", type=int, nargs="+", default=[_LARGE, 25, _SMALL], help="exchanges in a batch"
     )
+    parser.add_argument("--live", type=int, metavar="PER_S", help="exchanges a second, in place of backlogs")
     given = parser.parse_args(arguments)
+    if given.live:
+        with tempfile.TemporaryDirectory(prefix="qd-") as folder, servers_in(Path(folder)) as servers:
+            core, waiting = asyncio.run(_live(servers, given.live, 20.0 if given.quick else 60.0))
+        print(f"{given.live} exchanges/s: the monitor takes {core:.2f} of a core; {waiting} batches wait")
+        finish("leader", {"leader_live_core": core, "leader_live_waiting": waiting}, [])
+        return 0
     n = 25_000 if given.quick else 75_000
     found: list[Found] = []
     for slices in given.slices:
@@ -119,47 +132,84 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _measure(servers: Servers, slices: int, batches: Sequence[int], n_exchanges: int) -> list[Found]:
+    async with _leading(servers, [_MODEL]) as (config, process, watch, writer):
+        traffic = _Traffic(config, _MODEL, slices)
+        for _ in range(math.ceil(slices / _LARGE) + 8):  # each slice has been seen
+            await writer.store(traffic.batch(_LARGE))
+        await watch.execute(_STORED)
+        await _until_left(watch, 0)
+        found = []
+        for size in batches:
+            n = min(max(_LEAST, n_exchanges // size), _MOST)
+            process.send_signal(signal.SIGSTOP)
+            for _ in range(n):
+                await writer.store(traffic.batch(size))
+            await watch.execute(_STORED)
+            process.send_signal(signal.SIGCONT)
+            first = await _until_left(watch, int(n * (1 - _EDGE)))
+            before = cpu_s(process.pid), cpu_s(servers.postgres_pid, with_children=True)
+            last = await _until_left(watch, int(n * _EDGE))
+            after = cpu_s(process.pid), cpu_s(servers.postgres_pid, with_children=True)
+            await _until_left(watch, 0)
+            monitor_us, postgres_us = (
+                1e6 * (late - early) / ((first - last) * size)
+                for early, late in zip(before, after, strict=True)
+            )
+            found.append(Found(slices=slices, batch=size, monitor_us=monitor_us, postgres_us=postgres_us))
+        return found
+
+
+async def _live(servers: Servers, per_s: int, seconds: float) -> tuple[float, int]:
+    """Return the share of a core that the monitor takes, and how many batches wait at the end."""
+    names = [f"m{number}" for number in range(_MODELS)]
+    async with _leading(servers, names) as (config, process, watch, writer):
+        traffics = [_Traffic(config, name, _SLICES, at=None) for name in names]
+        for traffic in traffics:
+            for _ in range(_SLICES // _LARGE + 2):
+                await writer.store(traffic.batch(_LARGE))
+        await _until_left(watch, 0)
+        began, n = time.monotonic(), 0
+
+        async def store() -> None:
+            nonlocal n
+            while time.monotonic() - began < seconds:
+                n += 1
+                due, traffic = began + n * _SMALL / per_s, traffics[n % _MODELS]
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                await writer.store(traffic.batch(_SMALL))
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_WORKERS):
+                tasks.create_task(store())
+            await asyncio.sleep(seconds / 4)
+            counted_from, before = time.monotonic(), cpu_s(process.pid)
+        core = (cpu_s(process.pid) - before) / (time.monotonic() - counted_from)
+        if n * _SMALL < 0.95 * per_s * seconds:
+            print(f"only {n * _SMALL / seconds:.0f} exchanges a second were stored", flush=True)
+        return core, int(await watch.fetchval("select count(*) from batch where fold_seq is null"))
+
+
+@asynccontextmanager
+async def _leading(
+    servers: Servers, models: Sequence[str]
+) -> AsyncIterator[tuple[Config, psutil.Process, Any, Writer]]:
+    """Run a monitor of models; yield its configuration, its process, a connection and a writer to its database."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         admin = f"127.0.0.1:{one.getsockname()[1]}"
     config = Config(
         stream=Stream(url=servers.nats_url, name="leader"),
         monitor=Monitor(admin=admin),
-        models=(Model(name=_MODEL),),
+        models=tuple(Model(name=name) for name in models),
     )
-    traffic = _Traffic(config, slices)
     watch = await asyncpg.connect(servers.dsn)
     process = SPAWN.Process(target=_work, args=(config, servers.dsn), daemon=True)
     process.start()
-    assert process.pid is not None
     try:
         async with Database(servers.dsn) as database:
-            writer = Writer(database, SystemClock())
-            for _ in range(math.ceil(slices / _LARGE) + 8):  # each slice has been seen
-                await writer.store(traffic.batch(_LARGE))
-            await watch.execute(_STORED)
-            await _until_left(watch, 0)
-            found = []
-            for size in batches:
-                n = min(max(_LEAST, n_exchanges // size), _MOST)
-                os.kill(process.pid, signal.SIGSTOP)
-                for _ in range(n):
-                    await writer.store(traffic.batch(size))
-                await watch.execute(_STORED)
-                os.kill(process.pid, signal.SIGCONT)
-                first = await _until_left(watch, int(n * (1 - _EDGE)))
-                before = cpu_s(process.pid), cpu_s(servers.postgres_pid, with_children=True)
-                last = await _until_left(watch, int(n * _EDGE))
-                after = cpu_s(process.pid), cpu_s(servers.postgres_pid, with_children=True)
-                await _until_left(watch, 0)
-                monitor_us, postgres_us = (
-                    1e6 * (late - early) / ((first - last) * size)
-                    for early, late in zip(before, after, strict=True)
-                )
-                found.append(Found(slices=slices, batch=size, monitor_us=monitor_us, postgres_us=postgres_us))
-            return found
+            yield config, psutil.Process(process.pid), watch, Writer(database, SystemClock())
     finally:
-        os.kill(process.pid, signal.SIGCONT)
+        os.kill(process.pid or 0, signal.SIGCONT)
         process.terminate()
         await asyncio.to_thread(process.join, READY_S)
         await watch.close()
@@ -172,24 +222,31 @@ class _Traffic:
     ----------
     config
         Of the monitor.
+    model
+        Name of the model.
     slices
         How many slices there are, `all` among them.
+    at
+        When the first exchange was captured; None: each is when it is made.
     """
 
-    def __init__(self, config: Config, slices: int) -> None:
+    def __init__(
+        self, config: Config, model: str, slices: int, at: timedelta | None = timedelta(hours=20)
+    ) -> None:
         self._rng = np.random.default_rng(5)
-        self._at = datetime.now(UTC) - timedelta(hours=20)
-        self._all = SliceKey(model=_MODEL, name="all", predicate="true")
+        self._model = model
+        self._at = None if at is None else datetime.now(UTC) - at
+        self._all = SliceKey(model=model, name="all", predicate="true")
         self._others = [
             SliceKey(
-                model=_MODEL,
+                model=model,
                 name=f"tenant={number}",
                 predicate=f'header.x-tenant = "{number}"',
                 where=(Predicate(key="header.x-tenant", equals=str(number)),),
             )
             for number in range(1, slices)
         ]
-        self._version = VersionKey(model=_MODEL, candidate_version="2", reference_digest="d" * 64)
+        self._version = VersionKey(model=model, candidate_version="2", reference_digest="d" * 64)
         self._sampling = Sampling(
             policy=policy_of(config.sampling, "benchmark"),
             header_stratum="default",
@@ -209,7 +266,9 @@ class _Traffic:
         )
 
     def _exchange(self) -> ComparedExchange:
-        self._at += timedelta(seconds=1 / _EXCHANGES_PER_S)
+        at = datetime.now(UTC)
+        if self._at is not None:
+            at = self._at = self._at + timedelta(seconds=1 / _EXCHANGES_PER_S)
         chosen = self._rng.choice(
             len(self._others), min(_SLICES_OF_EXCHANGE - 1, len(self._others)), replace=False
         )
@@ -228,9 +287,9 @@ class _Traffic:
         )
         exchange = Exchange(
             id=uuid4().hex,
-            captured_at=self._at,
+            captured_at=at,
             source="benchmark",
-            model=_MODEL,
+            model=self._model,
             version="2",
             protocol="oip-v2-rest",
             inputs=(),

@@ -75,7 +75,9 @@ ROWS_AT_ONCE: Final = 4_096
 """A fold takes batches until one of the two is reached: what it costs besides, above all to write states, is then little for each exchange,
 however small the batches are."""
 MAINTENANCE_EVERY = timedelta(days=1)
-_LONGEST_PAUSE_S = 2.0  # an outage of Postgres is longer by at most this
+# An outage of Postgres is longer by at most this. A fold pauses for as long as it took: the states of many slices are then written
+# less often, and half of the core is left.
+_LONGEST_PAUSE_S = 2.0
 _REPEATED_S: Final = 60.0
 _CIRCUMSTANCES_S: Final = (
     5.0  # pauses show within seconds, and what was quarantined need not be counted with each batch
@@ -320,6 +322,7 @@ class MonitorService:
         return with_pauses
 
     async def _fold_turn(self) -> None:
+        begun_s = self._clock.monotonic_s()
         try:
             if self._fold is None and not self._connected:
                 await check_schema(self._database)
@@ -343,7 +346,8 @@ class MonitorService:
             self._fold = None
             self._gauges.clear()
         if not more:
-            await self._stop.wait(TURN_S)
+            took_s = self._clock.monotonic_s() - begun_s
+            await self._stop.wait(min(max(TURN_S, took_s), _LONGEST_PAUSE_S))
 
     async def _fold_once(self) -> bool:
         """Fold what waits, up to a limit; return whether more may wait."""
