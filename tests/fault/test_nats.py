@@ -230,6 +230,7 @@ async def test_a_full_stream_and_a_large_exchange_are_counted_by_name(nats_url: 
     """Refused by the stream is `stream_full`, above its payload limit `too_large`; nothing is tried again."""
     config = Config(
         stream=Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}", max_bytes=20_000),
+        sidecar=Sidecar(max_exchange_bytes=16_777_216),
         sampling=SamplingOptions(max_exchanges_per_s=1e6),
     )
     slot = Counters.create(1, 1).slot(0)

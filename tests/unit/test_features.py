@@ -112,3 +112,11 @@ def test_what_describes_a_cluster_says_no_single_number() -> None:
     assert describing_features({"threshold": np.array(0.5, np.float32), "once": image[:1]}, 1) == {}
     many = {f"x{number}": image for number in range(9)}
     assert {key.rpartition("(")[2] for key in describing_features(many, 0)} == {"x0)", "x1)", "x2)", "x3)"}
+
+
+def test_objects_that_are_no_texts_have_no_describing_features() -> None:
+    """What a language model is asked is neither a number nor a text; of many texts in an item the length is told, and no mean."""
+    asked = np.array([object()], dtype=object)
+    texts = np.array([["abc"] * 20], dtype=object)
+    assert describing_features({"asked": asked}, 0) == {}
+    assert list(describing_features({"texts": texts}, 0).values()) == [60.0]

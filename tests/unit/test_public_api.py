@@ -13,7 +13,7 @@ from quantdrift.cli.main import main
 pytestmark = pytest.mark.unit
 
 FUNCTIONS = ("compare", "diagnose", "gate", "plan", "quantise", "repair")
-COMMAND_ALONE = {"as_json", "config_path", "junit"}
+COMMAND_ALONE = {"as_json", "config_path", "junit", "fleet_path", "measure"}
 """What a command prints, writes or calls otherwise."""
 FUNCTION_ALONE = {"old", "new", "progress", "stop", "seed", "alpha"}
 """What a command has other arguments for, shows, or leaves at its default: who repeats an experiment writes a script."""

@@ -65,7 +65,7 @@ def describing_features(inputs: Mapping[str, Array], item: int) -> dict[str, flo
     """Return features of one item that clusters are described with, keyed by `describing_key`; no slice needs them.
 
     Of the first `MOST_DESCRIBED` inputs: `length`; and of at least `LEAST_DESCRIBED` elements `mean`, `contrast`, `missing`, and `zeros`, the
-    share of elements that are zero. What is undefined or infinite is absent.
+    share of elements that are zero; of texts their length alone. What is undefined or infinite is absent.
 
     Parameters
     ----------
@@ -79,8 +79,11 @@ def describing_features(inputs: Mapping[str, Array], item: int) -> dict[str, flo
         if array.ndim == 0 or item >= len(array):
             continue  # not of items
         part = array[item : item + 1]
+        numbers = part.dtype != np.dtype(object)
+        if not numbers and not all(isinstance(value, str | bytes) for value in np.ravel(part)):
+            continue  # what a language model is asked
         for feature, measure in _DESCRIBING.items():
-            if measure is not _length and part.size < LEAST_DESCRIBED:
+            if measure is not _length and not (numbers and part.size >= LEAST_DESCRIBED):
                 continue
             value = float(measure(part)[0])
             if np.isfinite(value):
