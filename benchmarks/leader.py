@@ -52,7 +52,6 @@ from quantdrift.storage.database import Database
 _MODEL: Final = "tiny"
 _MODELS, _SLICES, _WORKERS = 20, 200, 8  # of live traffic
 _SLICES_OF_EXCHANGE: Final = 8
-_EXCHANGES_PER_S: Final = 50  # of the time of capture
 _GOAL_PER_S: Final = 8_000.0
 _GOAL_RATIO: Final = 2.0
 _GOAL_AT: Final = 1_000  # slices
@@ -92,6 +91,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--batches", type=int, nargs="+", default=[_LARGE, 25, _SMALL], help="exchanges in a batch"
     )
+    parser.add_argument(
+        "--captured-per-s",
+        type=int,
+        default=1_000,
+        help="exchanges in a second of capture, of the one model of a backlog",
+    )
     parser.add_argument("--live", type=int, metavar="PER_S", help="exchanges a second, in place of backlogs")
     given = parser.parse_args(arguments)
     if given.live:
@@ -104,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: list[Found] = []
     for slices in given.slices:
         with tempfile.TemporaryDirectory(prefix="qd-") as folder, servers_in(Path(folder)) as servers:
-            for one in asyncio.run(_measure(servers, slices, given.batches, n)):
+            for one in asyncio.run(_measure(servers, slices, given.batches, n, given.captured_per_s)):
                 found.append(one)
                 print(
                     f"{one.slices:>6} slices, {one.batch:>3} exchanges in a batch: {one.per_s:>7,.0f} exchanges/s and core; "
@@ -131,9 +136,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _measure(servers: Servers, slices: int, batches: Sequence[int], n_exchanges: int) -> list[Found]:
+async def _measure(
+    servers: Servers, slices: int, batches: Sequence[int], n_exchanges: int, per_s: int
+) -> list[Found]:
     async with _leading(servers, [_MODEL]) as (config, process, watch, writer):
-        traffic = _Traffic(config, _MODEL, slices)
+        traffic = _Traffic(config, _MODEL, slices, per_s)
         for _ in range(math.ceil(slices / _LARGE) + 8):  # each slice has been seen
             await writer.store(traffic.batch(_LARGE))
         await watch.execute(_STORED)
@@ -163,7 +170,7 @@ async def _live(servers: Servers, per_s: int, seconds: float) -> tuple[float, in
     """Return the share of a core that the monitor takes, and how many batches wait at the end."""
     names = [f"m{number}" for number in range(_MODELS)]
     async with _leading(servers, names) as (config, process, watch, writer):
-        traffics = [_Traffic(config, name, _SLICES, at=None) for name in names]
+        traffics = [_Traffic(config, name, _SLICES) for name in names]
         for traffic in traffics:
             for _ in range(_SLICES // _LARGE + 2):
                 await writer.store(traffic.batch(_LARGE))
@@ -226,16 +233,15 @@ class _Traffic:
         Name of the model.
     slices
         How many slices there are, `all` among them.
-    at
-        When the first exchange was captured; None: each is when it is made.
+    per_s
+        Exchanges in a second of capture, from some hours ago on; 0: each is captured when it is made.
     """
 
-    def __init__(
-        self, config: Config, model: str, slices: int, at: timedelta | None = timedelta(hours=20)
-    ) -> None:
+    def __init__(self, config: Config, model: str, slices: int, per_s: int = 0) -> None:
         self._rng = np.random.default_rng(5)
         self._model = model
-        self._at = None if at is None else datetime.now(UTC) - at
+        self._step = timedelta(seconds=1 / per_s) if per_s else None
+        self._at = datetime.now(UTC) - timedelta(hours=10)
         self._all = SliceKey(model=model, name="all", predicate="true")
         self._others = [
             SliceKey(
@@ -266,9 +272,7 @@ class _Traffic:
         )
 
     def _exchange(self) -> ComparedExchange:
-        at = datetime.now(UTC)
-        if self._at is not None:
-            at = self._at = self._at + timedelta(seconds=1 / _EXCHANGES_PER_S)
+        self._at = datetime.now(UTC) if self._step is None else self._at + self._step
         chosen = self._rng.choice(
             len(self._others), min(_SLICES_OF_EXCHANGE - 1, len(self._others)), replace=False
         )
@@ -287,7 +291,7 @@ class _Traffic:
         )
         exchange = Exchange(
             id=uuid4().hex,
-            captured_at=at,
+            captured_at=self._at,
             source="benchmark",
             model=self._model,
             version="2",
