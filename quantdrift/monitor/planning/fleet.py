@@ -56,7 +56,7 @@ class Costs(Section, frozen=True, kw_only=True):
     nats_us: _Positive = 210.0
     postgres_us: _Positive = 520.0
     leader_exchange_us: _Positive = 630.0
-    leader_batch_us: _Number = 2_700.0
+    leader_batch_us: _Number = 400.0
     comparison_bytes: _Positive = 1_000.0
     tally_bytes: _Positive = 960.0
     sum_bytes: _Positive = 800.0
