@@ -17,7 +17,7 @@ from cloudevents.core.bindings.http import to_binary_event
 from cloudevents.core.v1.event import CloudEvent
 
 from quantdrift.core.codec import decode_exchange
-from quantdrift.core.config.schema import Stream
+from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.records import Exchange, Tensor
 from quantdrift.core.stream.connection import Queue
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
@@ -183,7 +183,7 @@ def test_one_bad_exchange_costs_the_others_nothing(intake: Intake) -> None:
         ({}, {"exchanges": [{}] * 1001}, 400),
         ({"Content-Encoding": "br"}, {"exchanges": []}, 415),
         ({"Content-Encoding": "gzip"}, b"no gzip", 400),
-        ({}, b" " * (17 << 20), 413),
+        ({}, b" " * (2 * MIB + 1), 413),
     ],
     ids=[
         "no token",

@@ -131,7 +131,8 @@ def test_a_transformer_by_time(folder: Path, tmp_path: Path) -> None:
         "--prefer=time",
     )
     record = _record(tmp_path / "out")
-    assert done.returncode == (0 if record["chosen"] is not None else 3), done.stdout
+    # Which recipes are judged depends on the times that were measured: the last of them may need more inputs.
+    assert done.returncode in ((0,) if record["chosen"] is not None else (3, 4)), done.stdout
     times = [
         each["time_ratio"] for each in record["recipes"] if (each["gate"] or {}).get("verdict") == "pass"
     ]
