@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -271,7 +271,9 @@ async def _alert(session: aiohttp.ClientSession, page: str, store: str) -> Mappi
     """Wait for an alert of a store on the page's API."""
     async with asyncio.timeout(_WITHIN_S):
         while True:
-            rows = (await _json(session, f"{page}/api/v1/alerts"))["rows"]
+            rows = []
+            with suppress(aiohttp.ClientConnectorError):  # the page starts after what serves
+                rows = (await _json(session, f"{page}/api/v1/alerts"))["rows"]
             if firing := [
                 row for row in rows if (row["severity"], row["slice"]) == ("firing", f"store={store}")
             ]:
