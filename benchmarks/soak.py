@@ -3,7 +3,7 @@
     python -m benchmarks.soak [--quick] [--days 40] [--slices 1000] [--seed 1]
 
 A clock that is moved by hand runs through the days before today. Every day exchanges are stored by the shadow's own
-writer into a real Postgres, numbered and folded in backlogs of 64 batches as the leading monitor does it, and the daily
+writer into a real Postgres, numbered and folded in backlogs of 64 batches, and the daily
 maintenance creates and drops partitions and deletes what is older than the retention of a week. Nothing is replayed, and
 nothing is waited for: the fold reads the time from the exchanges.
 

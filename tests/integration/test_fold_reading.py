@@ -126,6 +126,26 @@ async def test_two_monitors_at_the_very_first_fold_do_not_both_fold(
     assert await record.fetchval("select fold_seq from fold") == 10
 
 
+async def test_a_claim_ends_with_the_batch_that_reaches_its_rows(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Whatever the number of batches; one that has more rows alone is claimed alone."""
+    for rows in batches(6):
+        await store_batch(record, rows)
+    await record.execute(
+        "update batch set n_rows = case when id = (select min(id) from batch) then 9 else 2 end"
+    )
+    n_claimed, after = [], 0
+    while after < 6:
+        async with database.begin() as connection:
+            await resume(connection)
+            found = await claim(connection, after, 10, most_rows=4)
+            after += len(found)
+            await connection.execute(text("update fold set fold_seq = :after where id = 1"), {"after": after})
+        n_claimed.append(len(found))
+    assert n_claimed == [1, 2, 2, 1]
+
+
 async def test_requests_without_an_answer_are_no_losses(
     database: Database, record: asyncpg.Connection
 ) -> None:

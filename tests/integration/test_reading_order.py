@@ -10,6 +10,7 @@ import pytest
 
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, refold
+from quantdrift.storage.fold.reading_order import ReadingOrder, WaitingBatch
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import BatchRows, ComparisonRow, FoldResult, Position, to_us
 from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US, batches, store_batch, store_catalog
@@ -104,6 +105,25 @@ async def test_everything_is_folded_once_and_in_the_order_of_capture(
         assert await refold(connection, 1, len(found)) == found
         half = len(found) // 2
         assert await refold(connection, half, len(found)) == found[half - 1 :]
+
+
+def test_small_batches_of_a_second_are_folded_as_one() -> None:
+    """The mark moves with the first batch that is stored in a second, and then past all that has waited for the horizon, also for a monitor that begins there."""
+    order, now_us = ReadingOrder(5 * SECOND_US), BEGIN_US // SECOND_US * SECOND_US
+    moved = []
+    for number in range(200):
+        stored_us = now_us + number * SECOND_US // 10
+        stretch = order.stretch(stored_us, stored_us - SECOND_US, stored_us - SECOND_US)
+        if stretch.until_us > stretch.after_us:
+            moved.append(number)
+            assert stretch.until_us == stored_us - 6 * SECOND_US
+        waiting = [
+            WaitingBatch(earlier, at_us, at_us - SECOND_US)
+            for earlier in range(number + 1)
+            if (at_us := now_us + earlier * SECOND_US // 10) - SECOND_US > stretch.until_us
+        ]
+        order = ReadingOrder(5 * SECOND_US, (stretch, stored_us), waiting)
+    assert moved[1:] == list(range(moved[1], 200, 10))
 
 
 async def test_late_exchanges_are_spread_and_folded_once(

@@ -116,6 +116,21 @@ def test_too_few_exchanges_are_unknown_with_the_number_that_is_missing() -> None
 
 
 @pytest.mark.slow
+def test_what_is_missing_is_counted_down_with_each_batch() -> None:
+    """Of slices that are judged by the same case as before, too: the number is always that of their exchanges."""
+    fold = Fold(CONFIG, EMPTY)
+    fold.learn(CATALOG)
+    told = set()
+    for batch in batches(12):
+        fold.batch(batch)
+        for row in fold.current():
+            if row.reason.startswith("needs "):
+                n_missing = CONFIG.monitor.min_groups - row.n_groups
+                assert row.reason == words.too_few(n_missing, has_people=False)
+                told.add(n_missing)
+    assert len(told) > 5
+
+
 def test_undeclared_sessions_make_a_sound_slice_unknown_and_the_alert_of_a_drifted_one_a_ticket() -> None:
     """The drifted slice would page; its requests may count as more than they are, and both say what to declare."""
     found = msgspec.structs.replace(CATALOG, undeclared_sessions={(1, FAINT_ID): "header.x-user"})
