@@ -54,7 +54,7 @@ from quantdrift.monitor.server_certificates import ServerCertificates
 from quantdrift.monitor.session_search import SessionSearch
 from quantdrift.monitor.unread_tallies import UnreadTallies
 from quantdrift.storage.address import Dsn
-from quantdrift.storage.admin.retention import maintain_by_two_clocks
+from quantdrift.storage.admin.retention import maintain_by_two_clocks, thin_tallies
 from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
@@ -75,6 +75,7 @@ ROWS_AT_ONCE: Final = 4_096
 """A fold takes batches until one of the two is reached: what it costs besides, above all to write states, is then little for each exchange,
 however small the batches are."""
 MAINTENANCE_EVERY = timedelta(days=1)
+THIN_TALLIES_EVERY = timedelta(hours=1)
 # An outage of Postgres is longer by at most this. A fold pauses for as long as it took: the states of many slices are then written
 # less often, and half of the core is left.
 _LONGEST_PAUSE_S = 2.0
@@ -176,6 +177,7 @@ class MonitorService:
         self._stop = stop
         self._fold: Fold | None = None
         self._maintained_at: datetime | None = None
+        self._thinned_at: datetime | None = None
         self._connected = False
         self._processor_time = ProcessorTime(_HINTS)
         self._circumstances_due_s = 0.0
@@ -446,6 +448,10 @@ class MonitorService:
         if is_due(self._maintained_at, MAINTENANCE_EVERY, now) and self._leads():
             await maintain_by_two_clocks(self._database, self._config.storage, now)
             self._maintained_at = now
+        if is_due(self._thinned_at, THIN_TALLIES_EVERY, now) and self._leads():
+            # A fold that is hours behind leaves its tallies for later.
+            await thin_tallies(self._database, self._thinned_at and self._thinned_at - timedelta(days=1))
+            self._thinned_at = now
         await self._stop.wait(TURN_S)
 
 

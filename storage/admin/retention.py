@@ -39,6 +39,26 @@ _OLD_TALLIES: Final = """
         limit :chunk
     )
 """
+# Counts are cumulative: of those between two that stay, the sums stay. A sidecar that sent none for five minutes counts as ended,
+# also where the traffic is folded again.
+_DENSE_TALLIES: Final = """
+    with fold_time as (select min(event_time) - interval '75 minutes' as before from fold)
+    delete from tally where (source, boot, stratum, sequence) in (
+        select dense.source, dense.boot, dense.stratum, dense.sequence
+        from fold_time
+        join tally dense on dense.at < fold_time.before and (cast(:since as timestamptz) is null or dense.at >= :since)
+        cross join lateral (
+            select t.at from tally t
+            where t.source = dense.source and t.boot = dense.boot and t.stratum = dense.stratum
+                and t.sequence > dense.sequence
+            order by t.sequence
+            limit 1
+        ) next
+        where next.at < fold_time.before
+            and date_bin('3 minutes', dense.at, '2000-01-01 00:00:00+00') = date_bin('3 minutes', next.at, '2000-01-01 00:00:00+00')
+        limit :chunk
+    )
+"""
 _OLD_BATCHES: Final = """
     delete from batch where id in (
         select id from batch
@@ -364,7 +384,8 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "session": "when it closes, or retention_days",
         "slice": "history_days after it lost its place; those with a place are limited in number",
         "slice_change": "history_days after a newer one, or with its slice",
-        "tally": "retention_days; the last of each start before that stays as long as a later one",
+        "tally": "retention_days, and after 75 minutes only the last of every three minutes; the last of each start before that stays"
+        " as long as a later one",
         "transition": "history_days",
         "undeclared_session": _WITH_ITS_SLICE,
         "value_share": "history_days after the last item",
@@ -528,6 +549,25 @@ async def maintain_by_two_clocks(database: Database, storage: Storage, now: date
     earlier, later = sorted((now.astimezone(UTC), of_server.astimezone(UTC)))
     ahead_days = AHEAD_DAYS + (later.date() - earlier.date()).days
     return await maintain(database, storage, earlier, ahead_days=ahead_days)
+
+
+async def thin_tallies(database: Database, since: datetime | None) -> int:
+    """Keep of the tallies of a sidecar's start and stratum the last of every three minutes; return how many were deleted.
+
+    Sums over hours stay exact. The tallies of the last 75 minutes stay all, by the time up to which the monitor has folded, and
+    so does what it has not folded.
+
+    Parameters
+    ----------
+    since
+        Earlier tallies were thinned before; None: all are looked at.
+
+    Raises
+    ------
+    RetryError
+        As `maintain`.
+    """
+    return await in_chunks(database, _DENSE_TALLIES, {"since": since})
 
 
 async def _dropped(database: Database, day: date) -> bool:

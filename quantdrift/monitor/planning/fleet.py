@@ -22,6 +22,8 @@ _DAY_S: Final = 86_400
 _MONTH_DAYS: Final = 30
 _PAGE_BYTES: Final = 8 * KIB
 _TALLIES_A_DAY: Final = _DAY_S / 10
+_KEPT_TALLIES: Final = 1 / 18
+"""Share of the tallies that stays: one of every three minutes."""
 _SIGNALS: Final = 4
 _EASY: Final = 0.7
 """Share of a core that a process may fill: bursts and the work of housekeeping need the rest."""
@@ -196,9 +198,10 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         max(1.0, per_s / workers / fleet.models * config.shadow.batch_delay_s),
     )
     n_slices = fleet.models * fleet.slices
+    tallies = fleet.pods * fleet.strata * _TALLIES_A_DAY * costs.tally_bytes
     a_day = {
         "comparisons": per_s * _DAY_S * costs.comparison_bytes,
-        "tallies": fleet.pods * fleet.strata * _TALLIES_A_DAY * costs.tally_bytes,
+        "tallies": tallies * _KEPT_TALLIES,
         "hourly sums": 24 * n_slices * costs.sum_bytes,
     }
     storage = config.storage
@@ -209,7 +212,7 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
     )
     # Of each batch, the transaction of its worker and that of the leader; of each ten seconds, one of each sidecar. Pages
     # are written twice, to the log and to the table.
-    iops = 2 * per_s / batch + fleet.pods / 10 + 2 * sum(a_day.values()) / _DAY_S / _PAGE_BYTES
+    iops = 2 * per_s / batch + fleet.pods / 10 + 2 * (sum(a_day.values()) + tallies) / _DAY_S / _PAGE_BYTES
     size = FleetSize(
         exchanges_per_s=per_s,
         batch=batch,
