@@ -318,6 +318,8 @@ async def test_many_rows_go_in_small_transactions(
         partitions_made=(),
         partitions_dropped=(),
         partitions_busy=(),
+        n_condensed=0,
+        n_blocks=0,
         n_tallies=0,
         n_arrivals=0,
         n_batches=0,
