@@ -5,6 +5,7 @@ import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -14,7 +15,7 @@ from quantdrift.core.codec import decode_exchange, encode
 from quantdrift.core.config.schema import Capture, Config, Slice, Stream
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from quantdrift.core.keys import Key, KeyFile, KeyRing, load_keys, read_keys, write_keys
-from quantdrift.core.sealing import SEALED_BYTES, envelope_of, is_sealed, seal, unseal
+from quantdrift.core.sealing import SEALED_BYTES, Envelope, envelope_of, is_sealed, seal, unseal
 from quantdrift.core.slices import SliceAssigner
 from quantdrift.core.telemetry import keys_since
 from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash
@@ -124,6 +125,25 @@ def test_a_damaged_envelope_is_quarantined(end: int) -> None:
     sealed = seal(b"message", key, model="m", exchange_id=ID)
     with pytest.raises(QuarantineError):
         unseal(sealed[:end], ring_of(key), "m")
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 1_000, (1 << 16) - 16, (1 << 16) - 15, 1 << 20])
+def test_messages_of_any_length_are_opened(n_bytes: int) -> None:
+    """Short ones are decrypted by another call than long ones: either opens what was sealed, and finds a changed byte."""
+    key = Key.create(NOW)
+    sealed = seal(bytes(n_bytes), key, model="m", exchange_id=ID)
+    assert unseal(sealed, ring_of(key), "m") == bytes(n_bytes)
+    with pytest.raises(QuarantineError, match="its key does not open it"):
+        unseal(sealed[:-1] + bytes([sealed[-1] ^ 1]), ring_of(key), "m")
+
+
+@pytest.mark.parametrize(("n_nonce", "n_data"), [(0, 40), (23, 40), (24, 0), (24, 15)])
+def test_a_short_nonce_or_message_is_quarantined(n_nonce: int, n_data: int) -> None:
+    """Nothing beyond the end of what a sender wrote is read."""
+    key = Key.create(NOW)
+    envelope = Envelope(key_id=key.id, model="m", exchange_id=ID, nonce=bytes(n_nonce), data=bytes(n_data))
+    with pytest.raises(QuarantineError, match="its key does not open it"):
+        unseal(b"S\x01" + msgspec.msgpack.encode(envelope), ring_of(key), "m")
 
 
 def test_each_message_has_a_nonce_of_its_own() -> None:
