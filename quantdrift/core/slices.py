@@ -171,6 +171,7 @@ class SliceAssigner:
             rule.name: bin_key(rule) if is_binned(rule) else attribute_key(rule) for rule in self._rules
         }
         self._met: dict[tuple[str, str], SliceKey] = {}
+        self._combined: dict[tuple[int, ...], tuple[SliceKey, ...]] = {}
         self._attribute = {
             (rule.name, value): _attribute_slice(model, rule, value)
             for rule in self._rules
@@ -182,13 +183,20 @@ class SliceAssigner:
         """Return every slice that is known before the first item, `all` first."""
         return [self._all, *self._attribute.values(), *(key for bins in self._bins.values() for key in bins)]
 
-    def assign(self, attributes: Mapping[str, str], features: Mapping[str, float]) -> list[SliceKey]:
-        """Return the slices of an item, `all` first.
+    @property
+    def reads_time(self) -> bool:
+        """Whether a slice depends on `time_attributes`."""
+        return any(rule.time for rule in self._rules) or any(
+            condition.key.startswith(TIME) for key in self.extra for condition in key.where
+        )
+
+    def assign(self, attributes: Mapping[str, str], features: Mapping[str, float]) -> tuple[SliceKey, ...]:
+        """Return the slices of an item, `all` first. Items of the same slices get the same object, nearly always.
 
         Parameters
         ----------
         attributes
-            As recorded with the exchange, and `time_attributes`.
+            As recorded with the exchange, and `time_attributes` if `reads_time`.
         features
             Keyed by `feature_key(rule)`; without the feature, or with NaN, the item is in no bin.
         """
@@ -202,13 +210,20 @@ class SliceAssigner:
                 key := self._attribute_of(rule, text)
             ):
                 keys[rule.name] = key
-        crossed = [
-            self._cross_of(rule, [keys[name] for name in rule.cross])
-            for rule in self._crossed
-            if keys.keys() >= set(rule.cross)
-        ]
-        extra = (key for key in self.extra if all(holds(p, attributes, features) for p in key.where))
-        return [self._all, *keys.values(), *crossed, *extra]
+        extra = [key for key in self.extra if all(holds(p, attributes, features) for p in key.where)]
+        # By identity, which is quicker than by content: an entry keeps its slices alive, so that no other object gets their ids.
+        combination = tuple(map(id, (*keys.values(), *extra)))
+        slices = self._combined.get(combination)
+        if slices is None:
+            crossed = [
+                self._cross_of(rule, [keys[name] for name in rule.cross])
+                for rule in self._crossed
+                if keys.keys() >= set(rule.cross)
+            ]
+            if len(self._combined) >= _REMEMBERED:
+                self._combined.clear()
+            slices = self._combined[combination] = (self._all, *keys.values(), *crossed, *extra)
+        return slices
 
     def _attribute_of(self, rule: Slice, value: str) -> SliceKey | None:
         key = self._attribute.get((rule.name, value)) or self._met.get((rule.name, value))

@@ -20,6 +20,7 @@ from quantdrift.shadow.pipeline.classify import Case, quarantine
 from quantdrift.shadow.replay.config_warnings import ConfigWarnings
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise import NoiseReplays
+from quantdrift.shadow.replay.noise_items import versions_of
 from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult, assemble, compare, replay
 from quantdrift.shadow.replay.rows import items_of
 from quantdrift.shadow.slices.clusters import ClusterSlices
@@ -31,7 +32,6 @@ from quantdrift.storage.comparisons.rows import (
     StoreBatch,
     Unreferenced,
     VectorRow,
-    VersionKey,
 )
 
 
@@ -180,10 +180,10 @@ class Assessor:
         sliced: list[_SlicedExchange] = []
         vectors: list[VectorRow] = []
         slices: list[Sequence[tuple[SliceKey, ...]]] = []
-        features, assembled, first = iter(in_progress.features), in_progress.assembled, 0
+        assembled, first = in_progress.assembled, 0
         for case, outcome in zip(in_progress.prepared, outcomes, strict=True):
-            of_items, begin = [next(features) for _ in range(case.n_items)], first
-            first += case.n_items
+            begin, first = first, first + case.n_items
+            of_items = in_progress.features[begin:first]
             if isinstance(outcome, QuarantineError):
                 quarantined.append(quarantine(case.stream_sequence, case.payload, case.exchange, outcome))
                 slices.append(())
@@ -194,7 +194,7 @@ class Assessor:
             vectors += vector_rows
             for row in vector_rows:
                 if row.space == case.version_reference.model.embedding and assembled is not None:
-                    of_items[row.item] |= describing_features(assembled.inputs, begin + row.item)
+                    of_items[row.item].update(describing_features(assembled.inputs, begin + row.item))
         self.noise.choose(in_progress.prepared, outputs, outcomes, slices)
         runtimes = {
             case.version_reference.runtime.artefact.digest: case.version_reference.runtime
@@ -242,11 +242,14 @@ class Assessor:
         if assigner is None:
             assigner = self._assigners[exchange.model] = SliceAssigner(self._config, exchange.model)
         assigner.extra = self._discovered.get(exchange.model, ())
-        attributes = {**exchange.attributes, **time_attributes(exchange.captured_at, self._time_zone)}
-        slices = [
-            (*assigner.assign(attributes, of_item), *of_learned)
-            for of_item, of_learned in zip(features, learned.slices, strict=True)
-        ]
+        attributes = exchange.attributes
+        if assigner.reads_time:
+            attributes = {**attributes, **time_attributes(exchange.captured_at, self._time_zone)}
+        slices = [assigner.assign(attributes, of_item) for of_item in features]
+        if any(learned.slices):
+            slices = [
+                (*of_item, *of_learned) for of_item, of_learned in zip(slices, learned.slices, strict=True)
+            ]
         sliced = _SlicedExchange(
             case=case, outcome=outcome, slices=slices, features=features, clustering=learned.version
         )
@@ -266,17 +269,14 @@ def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
             features=[of_item for exchange in sharing for of_item in exchange.features],
             clusterings=[exchange.clustering for exchange in sharing for _ in exchange.features],
         )
-    for sliced_exchange in sliced:
+    versions = versions_of([sliced_exchange.case for sliced_exchange in sliced])
+    for sliced_exchange, version in zip(sliced, versions, strict=True):
         exchange, rows = sliced_exchange.case.exchange, sliced_exchange.outcome.rows
         yield ComparedExchange(
             stream_sequence=sliced_exchange.case.stream_sequence,
             payload=sliced_exchange.case.payload,
             exchange=_with_time_per_token(exchange, sliced_exchange.outcome),
-            version=VersionKey(
-                model=exchange.model,
-                candidate_version=exchange.stored_version,
-                reference_digest=sliced_exchange.case.version_reference.runtime.artefact.digest,
-            ),
+            version=version,
             items=items[id(sliced_exchange.outcome.batch_divergences)][rows.start : rows.stop],
         )
 

@@ -32,7 +32,7 @@ from quantdrift.models.language.scoring import without_free_answer
 from quantdrift.models.tensors.arrays import Outputs
 from quantdrift.shadow.replay.candidate_noise import NoRechecks, Rechecker, RecheckRequest
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
-from quantdrift.shadow.replay.noise_items import RepeatedItems, version_of
+from quantdrift.shadow.replay.noise_items import RepeatedItems, version_of, versions_of
 from quantdrift.shadow.replay.pairing import OutputPair, pair_of
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, replay_again
 from quantdrift.storage.comparisons.rows import NoiseItem, VersionKey
@@ -156,16 +156,22 @@ class NoiseReplays:
         """
         if self._share <= 0:
             return
-        single_item = sum(entry.n_items for entry in batch) == 1
         signature = batch[0].signature if batch else ()
-        for entry, answer, outcome, of_items in zip(batch, outputs, outcomes, slices, strict=True):
+        # Exchanges of one signature have one reference.
+        alone = (
+            len(batch) == batch[0].n_items == 1 and batch[0].version_reference.model.batched
+            if batch
+            else False
+        )
+        has_room = self._has_room(_Group(signature, alone, suspect=False))
+        for entry, version, answer, outcome, of_items in zip(
+            batch, versions_of(batch), outputs, outcomes, slices, strict=True
+        ):
             if not isinstance(outcome, ReplayResult):
                 continue
-            version = version_of(entry)
-            everywhere, begins = self._is_chosen(entry), self._n_met[version] < _ALL_UNTIL
+            everywhere, begins = self._is_chosen(entry, version), self._n_met[version] < _ALL_UNTIL
             suspect = self._suspect_slices(version, of_items)
-            alone = single_item and entry.version_reference.model.batched
-            if not everywhere and not suspect and not self._has_room(_Group(signature, alone, suspect=False)):
+            if not everywhere and not suspect and not has_room:
                 continue
             counted = of_items if everywhere else self._rare_slices(version, of_items, suspect)
             if any(counted) and isinstance(pair := pair_of(entry, answer, {}), OutputPair):
@@ -173,6 +179,7 @@ class NoiseReplays:
                 hurries = bool(suspect) and (begins or not everywhere)
                 group = _Group(signature, alone, hurries)
                 self._add_sample(entry, pair, counted, group, everywhere=everywhere)
+                has_room = self._has_room(_Group(signature, alone, suspect=False))
 
     def is_due(self, entry: PreparedExchange) -> bool:
         """Return whether items wait for the reference of `entry`, and the time budget allows a second replay."""
@@ -240,8 +247,7 @@ class NoiseReplays:
             noise_items += items
         return tuple(noise_items)
 
-    def _is_chosen(self, entry: PreparedExchange) -> bool:
-        version = version_of(entry)
+    def _is_chosen(self, entry: PreparedExchange, version: VersionKey) -> bool:
         if self._n_met[version] < _ALL_UNTIL:
             self._n_met[version] += 1
             return True

@@ -89,6 +89,15 @@ def _items(
     ]
 
 
+def versions_of(batch: Sequence[PreparedExchange]) -> list[VersionKey]:
+    """Return the keys of exchanges of one signature; equal ones are the same object."""
+    keys: dict[bool, VersionKey] = {}
+    for entry in batch:
+        if entry.exchange.is_verified not in keys:
+            keys[entry.exchange.is_verified] = version_of(entry)
+    return [keys[entry.exchange.is_verified] for entry in batch]
+
+
 def version_of(entry: PreparedExchange) -> VersionKey:
     """Return the key of an exchange's candidate version and reference."""
     return VersionKey(

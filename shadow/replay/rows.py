@@ -1,7 +1,8 @@
 """The rows to store for the divergences of a comparison, one for each item."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.slices import SliceKey
-from quantdrift.models.comparators.protocol import Divergences, Flags, Values
+from quantdrift.models.comparators.protocol import Divergences, Values
 from quantdrift.storage.comparisons.rows import ComparedItem
 
 _ENCODER = msgspec.json.Encoder()
@@ -77,51 +78,68 @@ def items_of(
     )
 
 
-def _numbers(column: Values) -> Iterator[float | None]:
+def _numbers(column: Values) -> Iterable[float | None]:
     """Return the numbers, None (null in the database) for NaN."""
     if not len(column):
         return repeat(None)
-    return (None if math.isnan(value) else value for value in column.tolist())
+    values: list[float | None] = column.tolist()
+    for index in np.flatnonzero(np.isnan(column)).tolist():
+        values[index] = None
+    return values
 
 
-def _flags(column: Values) -> Iterator[bool | None]:
+def _flags(column: Values) -> Iterable[bool | None]:
     return (None if value is None else bool(value) for value in _numbers(column))
 
 
 def _details(divergences: Divergences, clusterings: Sequence[int]) -> Iterator[str]:
     """Yield the details of each item as a JSON object; undefined ones are left out."""
-    columns = {name: _shortened(column) for name, column in divergences.detail.items()}
-    not_finite = {
-        f"{side}_not_finite": _not_finite(finite)
-        for side, finite in (
-            ("candidate", divergences.candidate_finite),
-            ("reference", divergences.reference_finite),
-        )
-    }
-    for index, clustering in enumerate(clusterings):
-        detail: Mapping[str, Any] = {
-            **{name: column[index] for name, column in columns.items() if _is_defined(column[index])},
-            **{name: True for name, indices in not_finite.items() if index in indices},
-            **({"clustering": clustering} if clustering else {}),
-        }
-        yield _ENCODER.encode(detail).decode()
+    columns = {name: _defined(column) for name, column in divergences.detail.items()}
+    for side, finite in (
+        ("candidate", divergences.candidate_finite),
+        ("reference", divergences.reference_finite),
+    ):
+        if not finite.all():
+            columns[f"{side}_not_finite"] = [None if is_finite else True for is_finite in finite.tolist()]
+    if any(clusterings):
+        columns["clustering"] = [clustering or None for clustering in clusterings]
+    if not columns:
+        yield from repeat("{}", len(clusterings))
+        return
+    detail = _detail_type(tuple(columns))
+    for values in zip(*columns.values(), strict=True):
+        yield _ENCODER.encode(detail(*values)).decode()
 
 
-def _shortened(column: npt.NDArray[Any]) -> list[Any]:
-    """Return numbers with six significant digits, which take half the space of sixteen; whole numbers and others as they are."""
+@lru_cache(maxsize=256)
+def _detail_type(names: tuple[str, ...]) -> type[msgspec.Struct]:
+    """Return a record of details with these names, in this order. Those that are None are left out of its JSON."""
+    fields = [f"f{index}" for index in range(len(names))]
+    return msgspec.defstruct(
+        "Detail",
+        [(field, Any, None) for field in fields],
+        rename=dict(zip(fields, names, strict=True)),
+        omit_defaults=True,
+        gc=False,
+    )
+
+
+def _defined(column: npt.NDArray[Any]) -> list[Any]:
+    """Return the values of a detail, None for those that are undefined.
+
+    Numbers have six significant digits, which take half the space of sixteen; whole numbers and others are as they are.
+    """
     if column.dtype.kind != "f":
         values: list[Any] = column.tolist()
+        if column.dtype.kind == "O":
+            values = [
+                None if isinstance(value, float) and not math.isfinite(value) else value for value in values
+            ]
         return values
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.abs(column))))
         short = np.rint(column * scale) / scale
     numbers: list[Any] = np.where(np.isfinite(short) & (column != np.rint(column)), short, column).tolist()
+    for index in np.flatnonzero(~np.isfinite(column)).tolist():
+        numbers[index] = None
     return numbers
-
-
-def _not_finite(finite: Flags) -> frozenset[int]:
-    return frozenset(np.flatnonzero(~finite).tolist())
-
-
-def _is_defined(value: Any) -> bool:
-    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
