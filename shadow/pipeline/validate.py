@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -16,7 +17,7 @@ from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Capture, Slice
 from quantdrift.core.config.strata import MAX_VALUE_BYTES
 from quantdrift.core.errors import QuarantineError, QuarantineReason
-from quantdrift.core.records import Exchange, Policy, Sampling, Tensor
+from quantdrift.core.records import Exchange, Policy, Sampling
 from quantdrift.core.text import are_plain, plain, traceparent
 
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}")
@@ -31,6 +32,7 @@ _MOST_DIMENSIONS: Final = 32
 _MOST_ELEMENTS: Final = 1 << 40
 _MOST_STRATA: Final = 1024
 _MOST_PREDICATES: Final = 64
+_REMEMBERED: Final = 256  # tensors
 _LEAST_PI: Final = 1e-9
 """Below it one exchange would stand for more than a billion, and decide every weighted figure alone."""
 FUTURE: Final = timedelta(hours=1)
@@ -83,6 +85,8 @@ class AttributeRules(msgspec.Struct, frozen=True, kw_only=True):
 
     def dropped(self, attributes: Mapping[str, str]) -> frozenset[str]:
         """Return the keys that may not be there, or whose value is no hash and must be one."""
+        if attributes.keys() <= self.recorded and self.hashed.isdisjoint(attributes):
+            return frozenset()
         return frozenset(
             key
             for key, value in attributes.items()
@@ -202,23 +206,25 @@ def _check_sizes(exchange: Exchange) -> None:
         exchange.group,
         exchange.trace,
         exchange.caller,
+        *exchange.attributes,
     )
     _check_texts(names)
     _check_number("attributes", exchange.attributes, _MOST_ATTRIBUTES)
-    _check_texts(exchange.attributes)
     values = exchange.attributes.values()
     if any(_BYTES_OF_CHARACTER * len(value) > MAX_VALUE_BYTES < len(value.encode()) for value in values):
         raise _limits(f"a value of its attributes is longer than {MAX_VALUE_BYTES} bytes")
     for tensors in (exchange.inputs, exchange.outputs):
         _check_number("tensors", tensors, _MOST_TENSORS)
         for tensor in tensors:
-            _check_tensor(tensor)
+            _check_tensor(tensor.name, tensor.datatype, tensor.shape)
 
 
-def _check_tensor(tensor: Tensor) -> None:
-    _check_texts((tensor.name, tensor.datatype))
-    _check_number("dimensions", tensor.shape, _MOST_DIMENSIONS)
-    if math.prod(abs(size) or 1 for size in tensor.shape) > _MOST_ELEMENTS:
+@lru_cache(maxsize=_REMEMBERED)
+def _check_tensor(name: str, datatype: str, shape: tuple[int, ...]) -> None:
+    """Refuse a tensor that no sidecar sends; that most exchanges have the same ones is why sound ones are remembered."""
+    _check_texts((name, datatype))
+    _check_number("dimensions", shape, _MOST_DIMENSIONS)
+    if math.prod(abs(size) or 1 for size in shape) > _MOST_ELEMENTS:
         raise _limits("the shape of a tensor is larger than any tensor")
 
 

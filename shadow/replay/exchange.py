@@ -48,5 +48,5 @@ class PreparedExchange(msgspec.Struct, frozen=True, kw_only=True):
 
         The order of inputs counts too: a feature without an input's name is computed from the first one.
         """
-        shapes = tuple((name, array.dtype.str, array.shape[1:]) for name, array in self.inputs.items())
+        shapes = tuple([(name, array.dtype.str, array.shape[1:]) for name, array in self.inputs.items()])
         return (self.exchange.model, self.exchange.version, shapes)

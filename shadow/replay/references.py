@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Final
 
 import msgspec
 
@@ -11,6 +13,7 @@ from quantdrift.models.comparators.registry import comparator_of
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.models.runtimes.registry import check_mapping
 
+_REMEMBERED: Final = 1024  # versions, which clients may choose
 Load = Callable[[Model, Reference], ReferenceRuntime]
 
 
@@ -57,6 +60,7 @@ class References:
         self._load = load
         self._loaded: dict[tuple[bytes, str, str], ReferenceRuntime] = {}
         self._by_model: dict[str, list[tuple[tuple[str, ...], VersionReference]]] = {}
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._find)
         for model in models:
             self.add(model)
 
@@ -84,6 +88,7 @@ class References:
             )
             references.append((reference.versions, version_reference))
         self._by_model[model.name] = references
+        self._remembered.cache_clear()
 
     def __contains__(self, model: str) -> bool:
         """Return whether the references of `model` are open."""
@@ -91,6 +96,9 @@ class References:
 
     def find(self, model: str, version: str) -> VersionReference | None:
         """Return the first reference whose patterns match `version`, or None."""
+        return self._remembered(model, version)
+
+    def _find(self, model: str, version: str) -> VersionReference | None:
         for patterns, version_reference in self._by_model.get(model, ()):
             if any(fnmatchcase(version, pattern) for pattern in patterns):
                 return version_reference

@@ -2,7 +2,8 @@
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ MAX_ITEMS = 32_767  # `comparison.item` is a smallint
 _LENGTH = struct.Struct("<I")
 _BFLOAT16_BITS = 16
 _LONGEST_DETAIL = 500
+_REMEMBERED = 256  # inputs of references, and shapes
 
 
 def decode(tensor: Tensor) -> Array:
@@ -132,41 +134,45 @@ def fit_inputs(
     QuarantineError
         Reason `schema`: names, types or shapes do not fit; the detail names both sides.
     """
-    specs = {spec.name: spec for spec in wanted}
-    entries = sources(mapping, specs)
-    names = [tensor.name for tensor in tensors]
-    if sorted(names) != sorted(entries):
+    entries = _entries(tuple(wanted), mapping)
+    if len(tensors) != len(entries) or {tensor.name for tensor in tensors} != entries.keys():
+        names = sorted(tensor.name for tensor in tensors)
+        taken = sorted(_source_text(name, entry) for name, (entry, _) in entries.items())
         raise _schema(
-            f"the exchange has the inputs {sorted(names)}, the reference takes {sorted(map(_source_text, entries.items()))}; "
-            "map them in `models.references.inputs`"
+            f"the exchange has the inputs {names}, the reference takes {taken}; map them in `models.references.inputs`"
         )
     arrays = {}
     for tensor in tensors:
-        entry = entries[tensor.name]
-        arrays[entry.name] = _fit(tensor, entry, specs[entry.name], batched=batched)
-    counts = {name: len(array) for name, array in arrays.items()}
-    n_items = next(iter(counts.values()), 0)
-    if any(count != n_items for count in counts.values()):
-        raise _schema(f"the inputs differ in their first dimension: {counts}")
+        entry, spec = entries[tensor.name]
+        arrays[entry.name] = _fit(tensor, entry, spec, batched=batched)
+    counts = [len(array) for array in arrays.values()]
+    n_items = counts[0] if counts else 0
+    if len(set(counts)) > 1:
+        by_name = dict(zip(arrays, counts, strict=True))
+        raise _schema(f"the inputs differ in their first dimension: {by_name}")
     if not 1 <= n_items <= MAX_ITEMS:
         raise _schema(f"an exchange must hold 1 to {MAX_ITEMS} items, this one holds {n_items}")
     return arrays
 
 
-def _source_text(source: tuple[str, ReferenceInput]) -> str:
-    captured, entry = source
+@lru_cache(maxsize=_REMEMBERED)
+def _entries(
+    wanted: tuple[TensorSpec, ...], mapping: tuple[ReferenceInput, ...]
+) -> Mapping[str, tuple[ReferenceInput, TensorSpec]]:
+    """Return the entry and the specification of the reference's input for each captured name."""
+    specs = {spec.name: spec for spec in wanted}
+    return {name: (entry, specs[entry.name]) for name, entry in sources(mapping, specs).items()}
+
+
+def _source_text(captured: str, entry: ReferenceInput) -> str:
     return captured if captured == entry.name else f"{captured} (as {entry.name})"
 
 
 def _fit(tensor: Tensor, entry: ReferenceInput, spec: TensorSpec, *, batched: bool) -> Array:
     array = decode(tensor)
-    # The reference may require a fixed number of items: the replay splits and pads for that.
-    expected = (None, *spec.shape[1:]) if batched and spec.shape else spec.shape
-    if len(array.shape) != len(expected) or (batched and not expected):
+    if not _has_shape(array.shape, spec.shape, batched):
         raise _misfit(tensor, spec)
-    if any(want is not None and want != have for have, want in zip(array.shape, expected, strict=True)):
-        raise _misfit(tensor, spec)
-    if array.dtype == np.dtype(object):
+    if array.dtype.kind == "O":
         if spec.dtype != np.dtype(object):
             raise _misfit(tensor, spec)
         array = _text_array(tensor.name, array)
@@ -176,6 +182,15 @@ def _fit(tensor: Tensor, entry: ReferenceInput, spec: TensorSpec, *, batched: bo
             raise _misfit(tensor, spec, _advice(entry))
         array = numbers
     return array if batched else array[np.newaxis]
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _has_shape(shape: tuple[int, ...], wanted: tuple[int | None, ...], batched: bool) -> bool:  # noqa: FBT001 - remembered
+    # The reference may require a fixed number of items: the replay splits and pads for that.
+    expected = (None, *wanted[1:]) if batched and wanted else wanted
+    if len(shape) != len(expected) or (batched and not expected):
+        return False
+    return all(want in {None, have} for have, want in zip(shape, expected, strict=True))
 
 
 def _misfit(tensor: Tensor, spec: TensorSpec, advice: str = "") -> QuarantineError:
