@@ -299,7 +299,12 @@ async def write_rates(database: Database, dsn: str, scale: Scale, size: int) -> 
         }
 
         def rows_of(compared: list[ComparedExchange]) -> list[Row]:
-            return [row for one in compared for row in comparison_rows(one, 1, version, policy, ids)]
+            slice_ids = {
+                item.slices: sorted({ids[key.model, key.predicate] for key in item.slices})
+                for one in compared
+                for item in one.items
+            }
+            return [row for one in compared for row in comparison_rows(one, 1, version, policy, slice_ids)]
 
         rates: list[tuple[float, float]] = []
         for number in range(scale.rounds + 1):

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 
 from quantdrift.core.errors import RetryError
-from quantdrift.core.stream.connection import Delivery
+from quantdrift.core.stream.consume import Delivery, acknowledge_all
 
 
 class InFlight:
@@ -29,16 +29,9 @@ class InFlight:
 
 
 async def acknowledge(deliveries: Sequence[Delivery]) -> None:
-    """Acknowledge deliveries; one whose acknowledgement is lost is delivered again and stored once.
-
-    Only the last acknowledgement is confirmed: the server reads a client's messages in order, so the confirmation covers
-    the others.
-    """
+    """Acknowledge deliveries; one whose acknowledgement is lost is delivered again and stored once."""
     with contextlib.suppress(RetryError):
-        for delivery in deliveries[:-1]:
-            await delivery.done()
-        for delivery in deliveries[-1:]:
-            await delivery.ack()
+        await acknowledge_all(deliveries)
 
 
 async def give_back(deliveries: Iterable[Delivery]) -> None:

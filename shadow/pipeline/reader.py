@@ -187,23 +187,23 @@ class Reader:
 
     async def _pass_on(self, new: list[TakenMessage]) -> None:
         for message in new:
-            await self._add(message)
+            if complete := self._add(message):
+                await self._put(complete)
         await self._put(self._batcher.due(self._clock.monotonic_s()))
 
     async def flush(self) -> None:
         """Queue all batches, full or not."""
         await self._put(self._batcher.flush())
 
-    async def _add(self, message: TakenMessage) -> None:
+    def _add(self, message: TakenMessage) -> list[list[TakenMessage]]:
         case = message.case
-        complete = self._batcher.add(
+        return self._batcher.add(
             case.signature if isinstance(case, PreparedExchange) else _NOT_REPLAYED,
             message,
             n_items=case.n_items if isinstance(case, PreparedExchange) else 1,
             n_bytes=len(message.delivery.data),
-            now_s=self._clock.monotonic_s(),
+            now_s=message.at_s,
         )
-        await self._put(complete)
 
     async def _alone(self, again: list[TakenMessage]) -> None:
         """Queue messages one by one, each when nothing else is in flight. Call it only within `redelivery`."""
@@ -370,11 +370,8 @@ class Batcher(Generic[Entry]):
         self.max_items = max_items
         self._max_bytes = max_bytes
         self._delay_s = delay_s
-        self._open: dict[Hashable, list[Entry]] = {}
-        self._n_items: dict[Hashable, int] = {}
-        self._due_s: dict[Hashable, float] = {}
+        self._open: dict[Hashable, _OpenBatch[Entry]] = {}
         self._n_bytes = 0
-        self._bytes: dict[Hashable, int] = {}
 
     def add(
         self, key: Hashable, entry: Entry, *, n_items: int, n_bytes: int, now_s: float
@@ -389,14 +386,17 @@ class Batcher(Generic[Entry]):
             Monotonic time.
         """
         complete: list[list[Entry]] = []
-        if self._n_items.get(key, 0) + n_items > self.max_items:
+        batch = self._open.get(key)
+        if batch is not None and batch.n_items + n_items > self.max_items:
             complete += self._take(key)
-        self._open.setdefault(key, []).append(entry)
-        self._due_s.setdefault(key, now_s + self._delay_s)
-        self._n_items[key] = self._n_items.get(key, 0) + n_items
-        self._bytes[key] = self._bytes.get(key, 0) + n_bytes
+            batch = None
+        if batch is None:
+            batch = self._open[key] = _OpenBatch(due_s=now_s + self._delay_s)
+        batch.entries.append(entry)
+        batch.n_items += n_items
+        batch.n_bytes += n_bytes
         self._n_bytes += n_bytes
-        if self._n_items[key] >= self.max_items:
+        if batch.n_items >= self.max_items:
             complete += self._take(key)
         if self._n_bytes > self._max_bytes:
             complete += self.flush()
@@ -404,7 +404,9 @@ class Batcher(Generic[Entry]):
 
     def due(self, now_s: float) -> list[list[Entry]]:
         """Return the batches that have waited long enough by `now_s`, oldest first."""
-        due = sorted((due_s, i, key) for i, (key, due_s) in enumerate(self._due_s.items()) if due_s <= now_s)
+        due = sorted(
+            (batch.due_s, i, key) for i, (key, batch) in enumerate(self._open.items()) if batch.due_s <= now_s
+        )
         return [batch for _, _, key in due for batch in self._take(key)]
 
     def flush(self) -> list[list[Entry]]:
@@ -413,11 +415,21 @@ class Batcher(Generic[Entry]):
 
     def wait_s(self, now_s: float) -> float:
         """Return the time from `now_s` until a batch is due; the whole delay if none waits."""
-        return max(min(self._due_s.values(), default=now_s + self._delay_s) - now_s, 0.0)
+        due_s = min((batch.due_s for batch in self._open.values()), default=now_s + self._delay_s)
+        return max(due_s - now_s, 0.0)
 
     def _take(self, key: Hashable) -> list[list[Entry]]:
-        if key not in self._open:
+        batch = self._open.pop(key, None)
+        if batch is None:
             return []
-        self._n_bytes -= self._bytes.pop(key)
-        del self._n_items[key], self._due_s[key]
-        return [self._open.pop(key)]
+        self._n_bytes -= batch.n_bytes
+        return [batch.entries]
+
+
+class _OpenBatch(msgspec.Struct, Generic[Entry]):
+    """A batch that fills."""
+
+    due_s: float
+    entries: list[Entry] = []
+    n_items: int = 0
+    n_bytes: int = 0

@@ -43,7 +43,7 @@ class OutputPair(msgspec.Struct, frozen=True, kw_only=True):
     def signature(self) -> tuple[object, ...]:
         """What pairs must share to be compared together: types and shapes."""
         arrays = (*self.candidate.values(), *self.reference.values())
-        return tuple((array.dtype.str, array.shape[1:]) for array in arrays)
+        return tuple([(array.dtype.str, array.shape[1:]) for array in arrays])
 
 
 def pair_of(
@@ -52,14 +52,14 @@ def pair_of(
     """Return the compared outputs of an exchange; `chosen` caches the names of the compared output."""
     if isinstance(outputs, QuarantineError):
         return outputs
-    tensor_names = tuple(tensor.name for tensor in entry.exchange.outputs)
-    key = (id(entry.version_reference), *tensor_names)
     try:
         names = {name: name for name in entry.version_reference.comparator.outputs}
         if not names:
+            key = (id(entry.version_reference), *[tensor.name for tensor in entry.exchange.outputs])
             if key not in chosen:
                 chosen[key] = _output_names(entry)
-            names = dict([chosen[key]])
+            candidates_name, references_name = chosen[key]
+            names = {candidates_name: references_name}
         candidate = entry.candidate or {name: captured_of(entry, name) for name in names}
         reference = {name: replayed_of(entry, outputs, own) for name, own in names.items()}
     except QuarantineError as error:
@@ -82,22 +82,24 @@ def embedding_of(entry: PreparedExchange, outputs: Outputs) -> Array | None:
 
 def captured_of(entry: PreparedExchange, name: str) -> Array:
     """Return an output of the candidate : (items, ...)."""
-    tensor = next((tensor for tensor in entry.exchange.outputs if tensor.name == name), None)
-    if tensor is None:
+    named = [tensor for tensor in entry.exchange.outputs if tensor.name == name]
+    if not named:
         names = [tensor.name for tensor in entry.exchange.outputs]
         raise output_error(f"the candidate's outputs are {names}: `{name}` is not among them")
+    tensor = named[0]
     candidate = _dequantised(tensor, entry.version_reference.reference)
     if not entry.version_reference.model.batched:
         candidate = candidate[np.newaxis]
+    n_items = entry.n_items
     column = item_columns(entry.version_reference.model).get(name)
-    if not candidate.size and len(candidate) != entry.n_items:
+    if not candidate.size and len(candidate) != n_items:
         # An empty array of any shape means no rows for each item.
-        candidate = np.empty((entry.n_items, 0), candidate.dtype)
+        candidate = np.empty((n_items, 0), candidate.dtype)
     elif column is not None:
-        candidate = itemised(candidate, column, entry.n_items)
-    if candidate.shape[:1] != (entry.n_items,):
+        candidate = itemised(candidate, column, n_items)
+    if candidate.shape[:1] != (n_items,):
         raise output_error(
-            f"the candidate's `{name}` is {list(candidate.shape)}, the exchange has {entry.n_items} items"
+            f"the candidate's `{name}` is {list(candidate.shape)}, the exchange has {n_items} items"
         )
     return candidate if entry.version_reference.model.batched else _one_row(candidate)
 

@@ -8,7 +8,6 @@ neither a kill nor a second delivery changes the count.
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from itertools import groupby
 from typing import Final
 
 import msgspec
@@ -116,13 +115,11 @@ class Expired(msgspec.Struct, frozen=True, kw_only=True):
 
 async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]) -> None:
     """Record the exchanges that a worker has finished, with any result; the last statement of their transaction."""
-    rows = [
-        (boot, row, _multirange([message.number for message in of_row]))
-        for (boot, row), of_row in groupby(
-            sorted({*numbered}, key=lambda message: (message.boot, message.row, message.number)),
-            key=lambda message: (message.boot, message.row),
-        )
-    ]
+    by_row: dict[tuple[str, int], set[int]] = {}
+    for message in numbered:
+        by_row.setdefault((message.boot, message.row), set()).add(message.number)
+    # In one order everywhere, so that two workers never wait for each other.
+    rows = [(boot, row, _multirange(sorted(by_row[boot, row]))) for boot, row in sorted(by_row)]
     if rows:
         boots, counts_rows, numbers = zip(*rows, strict=True)
         await connection.execute(

@@ -1,6 +1,6 @@
 """The insertion of `comparison` rows by COPY: at line rate, and safe to repeat."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Way
+from quantdrift.core.slices import SliceKey
 from quantdrift.storage.comparisons.rows import ComparedExchange
 
 COLUMNS: Final = (
@@ -64,7 +65,7 @@ def comparison_rows(
     batch_id: int,
     version_id: int,
     policy_id: int,
-    slices: dict[tuple[str, str], int],
+    slice_ids: Mapping[tuple[SliceKey, ...], list[int]],
 ) -> list[Row]:
     """Return one row per item of an exchange, in the order of the columns that are copied.
 
@@ -72,8 +73,8 @@ def comparison_rows(
     ----------
     batch_id, version_id, policy_id
         Ids of the rows that the comparisons refer to.
-    slices
-        Ids by model and predicate.
+    slice_ids
+        Ids of the slices of an item, in rising order.
     """
     exchange = compared.exchange
     sampling = exchange.sampling
@@ -88,7 +89,7 @@ def comparison_rows(
             batch_id,
             version_id,
             policy_id,
-            sorted({slices[key.model, key.predicate] for key in item.slices}),
+            slice_ids[item.slices],
             len(compared.items),
             exchange.source,
             sampling.header_stratum,

@@ -249,17 +249,20 @@ class Places:
     def count(self, batch: StoreBatch) -> None:
         """Count the weights of a batch that was stored."""
         versions: dict[tuple[str, str], float] = {}
-        slices: dict[tuple[str, str], float] = {}
-        keys: dict[tuple[str, str], SliceKey] = {}
+        combinations: dict[tuple[SliceKey, ...], float] = {}
         for compared in batch.compared:
             each = 1.0 / _pi(compared)
             of_version = compared.exchange.model, compared.version.candidate_version
             versions[of_version] = versions.get(of_version, 0.0) + len(compared.items) * each
             for item in compared.items:
-                for key in item.slices:
-                    name = key.model, key.predicate
-                    slices[name] = slices.get(name, 0.0) + each
-                    keys[name] = key
+                combinations[item.slices] = combinations.get(item.slices, 0.0) + each
+        slices: dict[tuple[str, str], float] = {}
+        keys: dict[tuple[str, str], SliceKey] = {}
+        for combination, weight in combinations.items():
+            for key in combination:
+                name = key.model, key.predicate
+                slices[name] = slices.get(name, 0.0) + weight
+                keys[name] = key
         for (model, candidate), weight in versions.items():
             self._of(model, VERSION, MOST_VERSIONS).add(
                 SliceKey(model=model, name=candidate, predicate=candidate), weight

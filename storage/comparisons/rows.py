@@ -233,6 +233,11 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     numbered: tuple[Numbered, ...] = ()
     replay_s: float | None = None
 
+    @property
+    def slices(self) -> dict[tuple[SliceKey, ...], None]:
+        """The different combinations of slices of its items, in the order in which they come."""
+        return dict.fromkeys(item.slices for compared in self.compared for item in compared.items)
+
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a transaction.

@@ -134,6 +134,10 @@ class Writer:
             expected = sum(len(compared.items) for compared in batch.compared)
             unreferenced = sorted({versions[exchange.version] for exchange in batch.unreferenced})
             batch_id = await _open_batch(connection, batch, expected, skipped, unreferenced)
+            slice_ids = {
+                of_item: sorted({slices[key.model, key.predicate] for key in of_item})
+                for of_item in batch.slices
+            }
             rows = [
                 row
                 for compared in batch.compared
@@ -142,14 +146,14 @@ class Writer:
                     batch_id,
                     versions[compared.version],
                     policies[compared.exchange.sampling.policy.epoch],
-                    slices,
+                    slice_ids,
                 )
             ]
             n_rows, days = await insert_rows(connection, rows)
             now = self._clock.now()
             unplaced = {
                 index: _unplaced(compared, now)
-                for index, compared in enumerate(batch.compared)
+                for index, compared in enumerate(batch.compared if days else ())
                 if day_of(compared.exchange.captured_at) in days
             }
             skipped.update(await _quarantine(connection, list(unplaced.values()), self._payloads))
@@ -294,7 +298,7 @@ async def _ids(
             *(item.policy for item in batch.noise),
         )
     }
-    wanted = {(s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices}
+    wanted = {(key.model, key.predicate): key for of_item in batch.slices for key in of_item}
     wanted |= {(s.model, s.predicate): s for item in batch.noise for s in item.slices}
     versions, policies, slices = await _known(connection, keys, list(epochs), wanted, places)
     missing = set(keys) - versions.keys()

@@ -38,8 +38,8 @@ def test_the_top_scores_of_both_sides_are_kept_where_a_person_sees_a_difference(
     """The k top classes with their probabilities: of a flip, of a shift of one point and more, and of nothing less."""
     before = [[0.7, 0.2, 0.1]] * 3
     detail = _compared([[0.3, 0.6, 0.1], [0.68, 0.22, 0.1], [0.695, 0.205, 0.1]], before)
-    assert detail["candidate_scores"] == [[[1, 0.6], [0, 0.3]], [[0, 0.68], [1, 0.22]], None]
-    assert detail["reference_scores"] == [[[0, 0.7], [1, 0.2]], [[0, 0.7], [1, 0.2]], None]
+    assert detail["candidate_scores"] == [[(1, 0.6), (0, 0.3)], [(0, 0.68), (1, 0.22)], None]
+    assert detail["reference_scores"] == [[(0, 0.7), (1, 0.2)], [(0, 0.7), (1, 0.2)], None]
 
 
 def test_a_list_of_some_classes_has_no_scores() -> None:

@@ -4,23 +4,26 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Self
 
 import msgspec
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.errors import NotJSMessageError
 from nats.js.api import Header
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.stream.errors import mapped
+from quantdrift.core.stream.nats_client import NatsClient
 from quantdrift.core.stream.numbering import Numbered
 
 REQUEST_S = 5.0
+_ACKNOWLEDGES = ["$JS", "ACK"]
+_REPLY_TOKENS = 9  # of a server without domains
 _SLACK_S = 2.0  # within this time a reachable server reports that a pull request has expired
 
 
@@ -29,6 +32,8 @@ class Delivery:
 
     Attributes
     ----------
+    client
+        The client that has it.
     sequence
         Its number in the stream.
     n_delivered
@@ -40,8 +45,8 @@ class Delivery:
     """
 
     __slots__ = (
-        "_client",
         "_message",
+        "client",
         "data",
         "n_delivered",
         "numbered",
@@ -50,16 +55,20 @@ class Delivery:
         "subject",
     )
 
-    def __init__(self, client: Client, message: Msg) -> None:
-        self._client = client
+    def __init__(self, client: NatsClient, message: Msg) -> None:
+        self.client = client
         self._message = message
-        metadata = message.metadata
+        # "$JS.ACK", then domain and hash of the account where the server is new enough, then stream and consumer.
+        tokens = message.reply.split(".")
+        if len(tokens) < _REPLY_TOKENS or tokens[:2] != _ACKNOWLEDGES:
+            raise NotJSMessageError
+        at = 4 if len(tokens) == _REPLY_TOKENS else 6
         self.data: bytes = message.data
         self.subject: str = message.subject
-        self.sequence: int = metadata.sequence.stream
-        self.n_delivered: int = metadata.num_delivered
+        self.sequence = int(tokens[at + 1])
+        self.n_delivered = int(tokens[at])
         self.numbered = Numbered.read(message.headers)
-        self.streamed_at: datetime = metadata.timestamp
+        self.streamed_at = datetime.fromtimestamp(int(tokens[at + 3]) / 1e9, UTC)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -74,21 +83,9 @@ class Delivery:
         RetryError
             Not confirmed; it may be delivered again.
         """
-        self._require_server()
+        self.require_server()
         async with mapped():
             await self._message.ack_sync(timeout=REQUEST_S)
-
-    async def done(self) -> None:
-        """Acknowledge it without waiting; later messages arrive after this one.
-
-        Raises
-        ------
-        RetryError
-            The server is unavailable; it will be delivered again.
-        """
-        self._require_server()
-        async with mapped():
-            await self._message.ack()
 
     async def nak(self, delay_s: float) -> None:
         """Request a redelivery after `delay_s` seconds; other messages do not wait for it.
@@ -98,7 +95,7 @@ class Delivery:
         RetryError
             The server is unavailable; it will be delivered again after `ack_wait_s`.
         """
-        self._require_server()
+        self.require_server()
         async with mapped():
             await self._message.nak(delay=delay_s)
 
@@ -110,14 +107,39 @@ class Delivery:
         RetryError
             The server is unavailable.
         """
-        self._require_server()
+        self.require_server()
         async with mapped():
             await self._message.in_progress()
 
-    def _require_server(self) -> None:
+    @property
+    def reply(self) -> str:
+        """The subject of its acknowledgement."""
+        return self._message.reply
+
+    def require_server(self) -> None:
         """Raise at once while disconnected; the library would buffer the answer and send it later."""
-        if not self._client.is_connected:
+        if not self.client.is_connected:
             raise RetryError("NATS is not available")
+
+
+async def acknowledge_all(deliveries: Sequence[Delivery]) -> None:
+    """Acknowledge deliveries of one client; one whose acknowledgement is lost is delivered again.
+
+    Only the last one is confirmed: the server reads a client's messages in order, so the confirmation covers the others.
+
+    Raises
+    ------
+    RetryError
+        Not confirmed; they may be delivered again.
+    """
+    if not deliveries:
+        return
+    *before, last = deliveries
+    if before:
+        last.require_server()
+        async with mapped():
+            await last.client.publish_to_each((delivery.reply for delivery in before), Msg.Ack.Ack)
+    await last.ack()
 
 
 class PullInbox:
@@ -134,7 +156,7 @@ class PullInbox:
         Names of the stream and its consumer.
     """
 
-    def __init__(self, client: Client, prefix: str, stream: str, durable: str) -> None:
+    def __init__(self, client: NatsClient, prefix: str, stream: str, durable: str) -> None:
         self.client = client
         self._arrived: deque[Msg] = deque()
         self._something = asyncio.Event()
@@ -145,7 +167,7 @@ class PullInbox:
         self._subscription: Subscription | None = None
 
     @classmethod
-    async def open(cls, client: Client, stream: str, durable: str) -> Self:
+    async def open(cls, client: NatsClient, stream: str, durable: str) -> Self:
         """Subscribe to the reply subjects.
 
         Raises

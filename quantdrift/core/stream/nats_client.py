@@ -7,7 +7,7 @@ does not ask for TLS, the library sends its password in plaintext, even for a tl
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final, Self
 from urllib.parse import ParseResult
 
@@ -18,6 +18,7 @@ from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
 from nats.js.api import Header
+from nats.protocol.command import pub_cmd
 
 from quantdrift.core.config.address import is_loopback
 from quantdrift.core.config.schema import Stream
@@ -109,6 +110,19 @@ class NatsClient(Client):
         if s.uri.scheme == "wss":
             self.options["tls"] = self._tls.context()
         await super()._connect_to_server(s)
+
+    async def publish_to_each(self, subjects: Iterable[str], payload: bytes) -> None:
+        """Publish the same to subjects that a server has named, in order, without a check and a command for each.
+
+        Raises
+        ------
+        nats.errors.Error
+            The client is closed.
+        """
+        if self.is_closed:
+            raise nats.errors.ConnectionClosedError
+        await self._send_command(b"".join(pub_cmd(subject, "", payload) for subject in subjects))
+        await self._flush_pending()
 
     def _read_addresses(self, chosen: Srv) -> None:
         """Take over the addresses in the file, if they have changed; `chosen` becomes the first of them."""

@@ -34,8 +34,8 @@ def decode(tensor: Tensor) -> Array:
     QuarantineError
         Reason `schema`: an unknown datatype, or a number of bytes that does not fit datatype and shape.
     """
-    n_elements = math.prod(tensor.shape)
-    if min(tensor.shape, default=0) < 0:
+    n_elements = _n_elements(tensor.shape)
+    if n_elements < 0:
         raise _schema(f"`{tensor.name}` has a negative dimension: {list(tensor.shape)}")
     if tensor.datatype == "BYTES":
         texts = list(_texts(tensor))
@@ -57,6 +57,12 @@ def decode(tensor: Tensor) -> Array:
     if is_bfloat16:  # the upper half of a float32
         array = (array.astype(np.uint32) << _BFLOAT16_BITS).view(np.float32)
     return _shaped(tensor, array)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _n_elements(shape: tuple[int, ...]) -> int:
+    """Return the number of elements; -1: a dimension is negative."""
+    return -1 if min(shape, default=0) < 0 else math.prod(shape)
 
 
 def encode(name: str, datatype: str, array: Array) -> Tensor:

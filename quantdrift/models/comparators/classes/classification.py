@@ -88,6 +88,7 @@ TOP_K = 5
 _MOST_SCORES = 5
 _LEAST_TV = 0.01  # below it the scores of both sides look the same to a person
 _DECIMALS = 4
+_PAIR = np.dtype([("class", np.int64), ("probability", np.float64)])
 SUM_TOLERANCE = 0.05
 ZERO_TOLERANCE = 1 / 512
 NEGATIVE_TOLERANCE = 1e-6
@@ -464,9 +465,11 @@ def _scores(probabilities: Values, k: int, shown: Flags) -> npt.NDArray[Any]:
     items = np.flatnonzero(shown)
     rows = probabilities[items]
     top = np.argsort(-rows, axis=1, kind="stable")[:, :few]
-    rounded = np.take_along_axis(rows, top, axis=1).astype(np.float64).round(_DECIMALS)
-    for item, classes, values in zip(items.tolist(), top.tolist(), rounded.tolist(), strict=True):
-        scores[item] = [list(pair) for pair in zip(classes, values, strict=True)]
+    pairs = np.empty(top.shape, dtype=_PAIR)  # `tolist` makes a list of tuples of each row
+    pairs["class"] = top
+    pairs["probability"] = np.take_along_axis(rows, top, axis=1).round(_DECIMALS)
+    for item, of_item in zip(items.tolist(), pairs.tolist(), strict=True):
+        scores[item] = of_item
     return scores
 
 
