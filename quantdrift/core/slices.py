@@ -167,9 +167,10 @@ class SliceAssigner:
         self._rules = [rule for rule in rules if not rule.cross]
         self._crossed = [rule for rule in rules if rule.cross]
         self._bins = {rule.name: _bins(model, rule) for rule in self._rules if is_binned(rule)}
-        self._keys = {
-            rule.name: bin_key(rule) if is_binned(rule) else attribute_key(rule) for rule in self._rules
-        }
+        self._sources = [
+            (rule, bin_key(rule) if is_binned(rule) else attribute_key(rule), self._bins.get(rule.name))
+            for rule in self._rules
+        ]
         self._met: dict[tuple[str, str], SliceKey] = {}
         self._combined: dict[tuple[int, ...], tuple[SliceKey, ...]] = {}
         self._attribute = {
@@ -201,14 +202,13 @@ class SliceAssigner:
             Keyed by `feature_key(rule)`; without the feature, or with NaN, the item is in no bin.
         """
         keys: dict[str, SliceKey] = {}
-        for rule in self._rules:
-            if rule.name in self._bins:
-                value = _value_of(self._keys[rule.name], attributes, features)
-                if (key := _bin_of(value, self._bins[rule.name], rule)) is not None:
-                    keys[rule.name] = key
-            elif (text := attributes.get(self._keys[rule.name])) is not None and (
-                key := self._attribute_of(rule, text)
-            ):
+        for rule, source, bins in self._sources:
+            if bins is not None:
+                key = _bin_of(_value_of(source, attributes, features), bins, rule)
+            else:
+                text = attributes.get(source)
+                key = None if text is None else self._attribute_of(rule, text)
+            if key is not None:
                 keys[rule.name] = key
         extra = [key for key in self.extra if all(holds(p, attributes, features) for p in key.where)]
         # By identity, which is quicker than by content: an entry keeps its slices alive, so that no other object gets their ids.

@@ -337,7 +337,10 @@ BATCH_ITEMS = Instrument(
     "quantdrift.shadow.batch.items", _H, "{item}", "Items in one replay batch, by model."
 )
 STALENESS = Instrument(
-    "quantdrift.shadow.staleness", _H, "s", "Time from capture to the stored comparison, by model."
+    "quantdrift.shadow.staleness",
+    _H,
+    "s",
+    "Time from capture to the stored comparison, by model; of each eighth exchange.",
 )
 LATENCY = Instrument(
     "quantdrift.candidate.latency",

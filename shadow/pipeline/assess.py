@@ -1,6 +1,6 @@
 """The assessment of a batch: from classified messages to the rows to store, with divergences, features and slices per item."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -33,6 +33,8 @@ from quantdrift.storage.comparisons.rows import (
     Unreferenced,
     VectorRow,
 )
+
+_Assign = Callable[[Exchange, Sequence[Mapping[str, float]]], list[tuple[SliceKey, ...]]]
 
 
 class BatchInProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +183,7 @@ class Assessor:
         vectors: list[VectorRow] = []
         slices: list[Sequence[tuple[SliceKey, ...]]] = []
         assembled, first = in_progress.assembled, 0
+        assign = self._assign_of(in_progress.prepared)
         for case, outcome in zip(in_progress.prepared, outcomes, strict=True):
             begin, first = first, first + case.n_items
             of_items = in_progress.features[begin:first]
@@ -188,7 +191,7 @@ class Assessor:
                 quarantined.append(quarantine(case.stream_sequence, case.payload, case.exchange, outcome))
                 slices.append(())
                 continue
-            sliced_exchange, vector_rows = self._put_into_slices(case, outcome, of_items, at)
+            sliced_exchange, vector_rows = self._put_into_slices(case, outcome, of_items, assign, at)
             sliced.append(sliced_exchange)
             slices.append(sliced_exchange.slices)
             vectors += vector_rows
@@ -221,11 +224,29 @@ class Assessor:
             return [{} for _ in range(assembled.n_items)]
         return features_of(rules, assembled.inputs)
 
+    def _assign_of(self, batch: Sequence[PreparedExchange]) -> _Assign:
+        """Return what assigns the items of an exchange of this batch to slices by rules, from its features."""
+        model = batch[0].exchange.model if batch else ""
+        assigner = self._assigners.get(model)
+        if assigner is None:
+            assigner = self._assigners[model] = SliceAssigner(self._config, model)
+        assigner.extra = self._discovered.get(model, ())
+        reads_time = assigner.reads_time
+
+        def assign(exchange: Exchange, features: Sequence[Mapping[str, float]]) -> list[tuple[SliceKey, ...]]:
+            attributes = exchange.attributes
+            if reads_time:
+                attributes = {**attributes, **time_attributes(exchange.captured_at, self._time_zone)}
+            return [assigner.assign(attributes, of_item) for of_item in features]
+
+        return assign
+
     def _put_into_slices(
         self,
         case: PreparedExchange,
         outcome: ReplayResult,
         features: Sequence[dict[str, float]],
+        assign: _Assign,
         at: datetime,
     ) -> tuple[_SlicedExchange, tuple[VectorRow, ...]]:
         """Return the exchange with its slices, and the vectors to store."""
@@ -238,14 +259,7 @@ class Assessor:
             features=features,
             at=at,
         )
-        assigner = self._assigners.get(exchange.model)
-        if assigner is None:
-            assigner = self._assigners[exchange.model] = SliceAssigner(self._config, exchange.model)
-        assigner.extra = self._discovered.get(exchange.model, ())
-        attributes = exchange.attributes
-        if assigner.reads_time:
-            attributes = {**attributes, **time_attributes(exchange.captured_at, self._time_zone)}
-        slices = [assigner.assign(attributes, of_item) for of_item in features]
+        slices = assign(exchange, features)
         if any(learned.slices):
             slices = [
                 (*of_item, *of_learned) for of_item, of_learned in zip(slices, learned.slices, strict=True)

@@ -210,9 +210,9 @@ def _check_sizes(exchange: Exchange) -> None:
     )
     _check_texts(names)
     _check_number("attributes", exchange.attributes, _MOST_ATTRIBUTES)
-    values = exchange.attributes.values()
-    if any(_BYTES_OF_CHARACTER * len(value) > MAX_VALUE_BYTES < len(value.encode()) for value in values):
-        raise _limits(f"a value of its attributes is longer than {MAX_VALUE_BYTES} bytes")
+    for value in exchange.attributes.values():
+        if _BYTES_OF_CHARACTER * len(value) > MAX_VALUE_BYTES < len(value.encode()):
+            raise _limits(f"a value of its attributes is longer than {MAX_VALUE_BYTES} bytes")
     for tensors in (exchange.inputs, exchange.outputs):
         _check_number("tensors", tensors, _MOST_TENSORS)
         for tensor in tensors:
@@ -258,8 +258,8 @@ def _check_policy(policy: Policy) -> None:
         raise _decode("a rate of its policy does not lie between 0 and 1")
 
 
-def _check_texts(texts: Iterable[str]) -> None:
-    if max(map(len, texts), default=0) > _LONGEST_NAME:
+def _check_texts(texts: Sequence[str]) -> None:
+    if len("".join(texts)) > _LONGEST_NAME < max(map(len, texts)):  # together they are shorter, nearly always
         raise _limits(f"a name in it is longer than {_LONGEST_NAME} characters")
 
 

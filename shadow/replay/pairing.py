@@ -47,19 +47,19 @@ class OutputPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pair_of(
-    entry: PreparedExchange, outputs: Answer, chosen: dict[tuple[object, ...], tuple[str, str]]
+    entry: PreparedExchange, outputs: Answer, chosen: dict[tuple[object, ...], Mapping[str, str]]
 ) -> OutputPair | QuarantineError:
-    """Return the compared outputs of an exchange; `chosen` caches the names of the compared output."""
+    """Return the compared outputs of an exchange; `chosen` caches the names of the compared outputs."""
     if isinstance(outputs, QuarantineError):
         return outputs
     try:
-        names = {name: name for name in entry.version_reference.comparator.outputs}
-        if not names:
-            key = (id(entry.version_reference), *[tensor.name for tensor in entry.exchange.outputs])
-            if key not in chosen:
-                chosen[key] = _output_names(entry)
-            candidates_name, references_name = chosen[key]
-            names = {candidates_name: references_name}
+        key = (id(entry.version_reference), *[tensor.name for tensor in entry.exchange.outputs])
+        names = chosen.get(key)
+        if names is None:
+            compared = entry.version_reference.comparator.outputs
+            names = chosen[key] = (
+                dict(zip(compared, compared, strict=True)) if compared else dict([_output_names(entry)])
+            )
         candidate = entry.candidate or {name: captured_of(entry, name) for name in names}
         reference = {name: replayed_of(entry, outputs, own) for name, own in names.items()}
     except QuarantineError as error:

@@ -120,7 +120,7 @@ def compare(batch: Sequence[PreparedExchange], outputs: Sequence[Answer]) -> lis
     outputs
         As `replay` returns them.
     """
-    chosen: dict[tuple[object, ...], tuple[str, str]] = {}
+    chosen: dict[tuple[object, ...], Mapping[str, str]] = {}
     pairs = [pair_of(entry, output, chosen) for entry, output in zip(batch, outputs, strict=True)]
     compared = iter(_bisect([pair for pair in pairs if isinstance(pair, OutputPair)], _compare))
     return [next(compared) if isinstance(pair, OutputPair) else pair for pair in pairs]

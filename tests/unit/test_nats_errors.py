@@ -6,10 +6,11 @@ import os
 
 import nats.errors
 import pytest
+from nats.aio.client import Client
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.stream.errors import in_words, mapped
-from quantdrift.core.stream.nats_client import within
+from quantdrift.core.stream.nats_client import NatsClient, within
 
 pytestmark = pytest.mark.unit
 
@@ -35,6 +36,21 @@ async def test_an_error_is_said_in_words(error: Exception, said: str) -> None:
         async with mapped():
             raise error
     assert str(raised.value) == f"NATS: {said}"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"Nats-Msg-Id: a\r\nQuantdrift-Number: b.0.1\r\n\r\n",
+        b"Name:value\r\nOther:\t spaced out \r\nBad name: 1\r\nno colon\r\n a : b:c\r\n",
+        "Name: größe\r\nNäme: 2\r\n".encode(),
+        b"Name: \xff\r\nLast: 1\r\nLast: 2",
+        b"",
+    ],
+)
+def test_headers_are_read_as_the_library_reads_them(raw: bytes) -> None:
+    """Ours is only quicker."""
+    assert NatsClient._parse_header_lines(raw) == Client._parse_header_lines(raw)
 
 
 async def test_what_loses_a_cancellation_is_cancelled_again() -> None:
