@@ -502,7 +502,7 @@ class Queue:
         with contextlib.suppress(OSError):  # the server has just ended the connection
             await self._client.close()
 
-    async def live(self) -> Client:
+    async def live(self) -> NatsClient:
         """Return the connected client.
 
         After some answers of the server, such as expired credentials, the library gives up and closes the client; it is

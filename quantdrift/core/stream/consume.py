@@ -177,7 +177,7 @@ class PullInbox:
         """
         inbox = cls(client, client.new_inbox(), stream, durable)
         async with mapped():
-            inbox._subscription = await client.subscribe(f"{inbox._prefix}.*", cb=inbox._arrive)
+            inbox._subscription = await client.subscribe_directly(f"{inbox._prefix}.*", inbox._arrive)
         return inbox
 
     async def close(self) -> None:
@@ -229,8 +229,8 @@ class PullInbox:
                 raise RetryError(f"the stream {self._stream} ended the request: {message.headers}")
         return taken
 
-    async def _arrive(self, message: Msg) -> None:
-        # The library's own `next_msg` costs a task and a timer per message.
+    def _arrive(self, message: Msg) -> None:
+        # The library's own `next_msg` costs a task and a timer per message, its callbacks a queue.
         self._arrived.append(message)
         self._something.set()
 

@@ -7,7 +7,7 @@ does not ask for TLS, the library sends its password in plaintext, even for a tl
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, Self
 from urllib.parse import ParseResult
 
@@ -16,6 +16,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 from nats.js.api import Header
 from nats.protocol.command import pub_cmd
@@ -93,6 +94,24 @@ class NatsClient(Client):
         self._stream = stream
         self._required = stream.requires_tls
         self._plaintext = self._plaintext_servers()
+        self._arrivals: dict[int, Callable[[Msg], None]] = {}
+
+    async def subscribe_directly(self, subject: str, arrive: Callable[[Msg], None]) -> Subscription:
+        """Subscribe, and call `arrive` for each message as it is read: without the library's queue and task between.
+
+        Nothing bounds what arrives: the caller asks the server for so much.
+        """
+        subscription = await self.subscribe(subject)
+        self._arrivals = {sid: found for sid, found in self._arrivals.items() if sid in self._subs}
+        self._arrivals[subscription._id] = arrive  # noqa: SLF001 - it has no other name
+        return subscription
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        arrive = self._arrivals.get(sid)
+        if arrive is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        elif sid in self._subs:  # it is still subscribed
+            arrive(Msg(self, subject.decode(), reply.decode(), data, await self._process_headers(headers)))
 
     async def _connect_to_server(self, s: Srv) -> None:
         self._read_addresses(s)
