@@ -55,7 +55,7 @@ class Costs(Section, frozen=True, kw_only=True):
         Memory of a monitor, and for each slice of each version of the last 30 days.
     """
 
-    worker_us: _Positive = 280.0
+    worker_us: _Positive = 270.0
     nats_us: _Positive = 210.0
     postgres_us: _Positive = 520.0
     leader_exchange_us: _Positive = 630.0
