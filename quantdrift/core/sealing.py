@@ -15,10 +15,11 @@ that is moved to another model, or gets another id, cannot be opened.
 
 import ctypes
 import hashlib
+from collections.abc import Callable
+from importlib import import_module
 from typing import Final
 
 import msgspec
-import nacl._sodium  # type: ignore[import-not-found]  # a compiled module
 from nacl.bindings import (
     crypto_aead_xchacha20poly1305_ietf_ABYTES as TAG_BYTES,
 )
@@ -156,19 +157,32 @@ def unseal(wire: bytes, ring: KeyRing, model: str) -> bytes:
         ) from error
 
 
-# The binding lets another thread run during each call: for a message of 1 kB, whose decryption takes a microsecond, changing
-# threads costs ten times as much as the call. The same function of the same library, which keeps the interpreter's lock.
-_decrypt_small = ctypes.PyDLL(nacl._sodium.__file__).crypto_aead_xchacha20poly1305_ietf_decrypt  # noqa: SLF001
-_decrypt_small.argtypes = (
-    *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p),  # the message, its length, unused
-    *(ctypes.c_char_p, ctypes.c_ulonglong),  # the ciphertext
-    *(ctypes.c_char_p, ctypes.c_ulonglong),  # what is authenticated with it
-    *(ctypes.c_char_p, ctypes.c_char_p),  # nonce and key
-)
+def _small_decryption() -> Callable[..., int] | None:
+    """Return libsodium's function itself, for messages that take less time than to change threads; None: it is not where it usually is.
+
+    The binding lets another thread run during each call. For a message of 1 kB, whose decryption takes a microsecond, that costs ten
+    times as much as the call. This is the same function of the same library, and keeps the interpreter's lock.
+    """
+    try:
+        library = ctypes.PyDLL(import_module("nacl._sodium").__file__)
+        function = library.crypto_aead_xchacha20poly1305_ietf_decrypt
+    except (ImportError, AttributeError, OSError):
+        return None
+    function.argtypes = (
+        *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p),  # the message, its length, unused
+        *(ctypes.c_char_p, ctypes.c_ulonglong),  # the ciphertext
+        *(ctypes.c_char_p, ctypes.c_ulonglong),  # what is authenticated with it
+        *(ctypes.c_char_p, ctypes.c_char_p),  # nonce and key
+    )
+    return function
+
+
+_decrypt_small: Final = _small_decryption()
 
 
 def _decrypted(data: bytes, bound: bytes, nonce: bytes, key: bytes) -> bytes:
-    if not TAG_BYTES <= len(data) <= _SMALL_BYTES or len(nonce) != NONCE_BYTES or len(key) != KEY_BYTES:
+    is_small = TAG_BYTES <= len(data) <= _SMALL_BYTES
+    if _decrypt_small is None or not is_small or len(nonce) != NONCE_BYTES or len(key) != KEY_BYTES:
         return bytes(decrypt(data, bound, nonce, key))
     message = ctypes.create_string_buffer(len(data) - TAG_BYTES)
     if _decrypt_small(message, None, None, data, len(data), bound, len(bound), nonce, key):

@@ -211,7 +211,11 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
 
     def kept_bytes(condense_after_days: int) -> float:
         """Return the bytes of comparisons; a day is condensed once it is older than so many days as a whole."""
-        days = min(condense_after_days + 1, storage.retention_days) if condense_after_days else storage.retention_days
+        days = (
+            min(condense_after_days + 1, storage.retention_days)
+            if condense_after_days
+            else storage.retention_days
+        )
         old = (storage.retention_days - days) * costs.condensed_bytes / costs.comparison_bytes
         return (days + old) * a_day["comparisons"]
 
