@@ -25,6 +25,8 @@ class Kind(StrEnum):
     ACCURACY = "accuracy"
     DIVERGENCE = "divergence"
     CHANGED_TOKENS = "changed-tokens"
+    BROKEN = "broken-answers"
+    UNLIKELY = "unlikely-tokens"
     LATENCY = "latency"
     THROUGHPUT = "throughput"
 

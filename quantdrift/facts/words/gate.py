@@ -21,6 +21,8 @@ _ASKED: Final = {
     Kind.ACCURACY: "accuracy lost",
     Kind.DIVERGENCE: "divergence",
     Kind.CHANGED_TOKENS: "changed tokens",
+    Kind.BROKEN: "broken answers",
+    Kind.UNLIKELY: "unlikely tokens",
     Kind.LATENCY: "latency p99",
     Kind.THROUGHPUT: "throughput",
 }
