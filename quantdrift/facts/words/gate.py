@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 from quantdrift.core.text import Table, plain
 from quantdrift.facts.gate import Decision, Followed, Kind, Load, Outcome, SliceAnswer
 from quantdrift.facts.words.alert import how_to_declare
+from quantdrift.facts.words.tokens import of_tokens
 
 _SHOWN: Final = 1e-5  # a share below it is shown as 0
 _SECTION: Final = "quantdrift.gate"
@@ -56,6 +57,10 @@ def decided(decision: Decision, elapsed_s: float | None = None) -> list[str | Ta
         Table(head, rows),
         "",
         *(_speed(load) for load in (decision.load, *decision.routes) if load),
+        *(
+            f"Divergence of tokens, {name}: {of_tokens(found)}."
+            for name, found in decision.divergence_of_tokens.items()
+        ),
         *(f"Not judged: {reason}." for reason in decision.not_judged),
         sentence(decision),
     ]

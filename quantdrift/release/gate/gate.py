@@ -1,6 +1,7 @@
 """The gate: whether a candidate is good enough on every slice, of recorded inputs or of live traffic, before it is deployed."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import Table
+from quantdrift.core.token_histogram import TokenQuantiles, quantiles_of
 from quantdrift.drift.gate import Question
 from quantdrift.facts.gate import Decision, Followed, Kind, LoadRun, Outcome
 from quantdrift.facts.words.gate import decided, followed, junit, sentence, so_far
@@ -635,10 +637,24 @@ def _prompts(
     decision = msgspec.structs.replace(
         decision,
         tokens={name: int(n_tokens[members].sum()) for name, members in items.members.items()},
+        divergence_of_tokens=_of_tokens([bins for each in found for bins in each.bins], items),
         not_judged=("learned and discovered slices: recorded prompts do not tell them",),
     )
     job.write_note(decision)
     return GateResult(decision=decision, notes=tuple(watch.notes))
+
+
+def _of_tokens(bins: Sequence[dict[str, int]], items: Observed) -> dict[str, TokenQuantiles]:
+    """Return the quantiles of the divergence over all tokens of each slice."""
+    found = {}
+    for name, members in items.members.items():
+        pooled: Counter[int] = Counter()
+        for row in members.tolist():
+            pooled.update({int(number): n for number, n in bins[row].items()})
+        quantiles = quantiles_of(pooled, pooled.total())
+        if quantiles is not None:
+            found[name] = quantiles
+    return found
 
 
 def _load_run(

@@ -95,10 +95,11 @@ class RecordedPrompts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparedPrompts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of the answers of one file, and how many tokens of each were scored : (items,)."""
+    """What was found of the answers of one file, how many tokens of each were scored : (items,), and the histograms of their divergence."""
 
     compared: Compared
     n_tokens: IntArray
+    bins: tuple[dict[str, int], ...]
 
 
 def open_language_candidate(request: RuntimeRequest, where: str) -> ReferenceRuntime:
@@ -238,6 +239,7 @@ def compared_prompts(
     """
     both = CandidateReplica(reference, candidate, "")
     flip, divergence, changed, n_tokens, features = [], [], [], [], []
+    bins: list[dict[str, int]] = []
     path = recorded.items.path
     for begin in range(0, len(recorded.requests), _STEP):
         requests = recorded.requests[begin : begin + _STEP]
@@ -263,6 +265,7 @@ def compared_prompts(
         divergence.append(capped(found, model.budget.cap))
         changed.append(found.detail["changed_tokens"])
         n_tokens.append(found.detail["n_scored"])
+        bins += [each or {} for each in found.detail["divergence_bins"].tolist()]
         features += features_of(rules, {name: inputs[name] for name in (PROMPT, ANSWER)})
         progress(len(asked))
     return ComparedPrompts(
@@ -277,6 +280,7 @@ def compared_prompts(
             changed_tokens=np.concatenate(changed),
         ),
         n_tokens=np.concatenate(n_tokens).astype(np.intp),
+        bins=tuple(bins),
     )
 
 
