@@ -412,9 +412,9 @@ class TransformersLanguage:
                 top = values.topk(k, dim=-1)
                 ends = (values[:, ending].double() - total).exp().sum(dim=-1)
                 above = (values > own).sum(dim=-1) + 1
-                of_served = (own.double() - total)[:, 0]
+                own_logprob = (own.double() - total)[:, 0]
                 of_top = top.values.double() - total
-                columns.append((of_served, above, top.indices, of_top, ends, *_around(values, own, row)))
+                columns.append((own_logprob, above, top.indices, of_top, ends, *_around(values, own, row)))
         joined = [
             torch.cat(columns_of_batch).cpu().numpy() for columns_of_batch in zip(*columns, strict=True)
         ]
