@@ -1,8 +1,9 @@
 """Histograms of the divergence over the tokens of answers, which can be added up: quantiles over all tokens of many answers.
 
 The quantiles of answers do not give those of all their tokens: half of the answers may have a 99 % quantile of 1 nat, and 0.5 % of the tokens more
-than that. So each answer has the number of its tokens in each of 98 bins, which are the same for all: twelve to a factor of ten between 1e-6 and
-100 nats, one below and one above. A quantile of a sum is wrong by 10 % of its value at most.
+than that. So each answer has the number of its tokens in each of 50 bins, which are the same for all: six to a factor of ten between 1e-6 and
+100 nats, one below and one above. A quantile of a sum is wrong by 22 % of its value at most. A histogram is a text, `0:40 23:2`, as it is stored: 30
+bins take some 150 bytes, and as an object four times as many.
 """
 
 import math
@@ -13,7 +14,7 @@ from typing import Final
 import msgspec
 
 _LEAST: Final = 1e-6
-_PER_DECADE: Final = 12
+_PER_DECADE: Final = 6
 _TOP: Final = 8 * _PER_DECADE + 1
 SHARES: Final = (0.5, 0.99, 0.999)
 
@@ -33,9 +34,15 @@ class TokenQuantiles(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-def counted(divergences: Iterable[float]) -> dict[str, int]:
-    """Return the number of tokens in each bin that has some, by the bin's number; NaN is in none."""
-    return dict(Counter(str(_bin(value)) for value in divergences if not math.isnan(value)))
+def histogram(divergences: Iterable[float]) -> str:
+    """Return the bins that have tokens, each with their number: `BIN:N`, with spaces between; NaN is in none."""
+    counts = Counter(_bin(value) for value in divergences if not math.isnan(value))
+    return " ".join(f"{number}:{n}" for number, n in sorted(counts.items()))
+
+
+def counts_of(text: str) -> Counter[int]:
+    """Return the number of tokens by bin of what `histogram` returned."""
+    return Counter({int(number): int(n) for number, n in (pair.split(":") for pair in text.split())})
 
 
 def quantiles_of(weights: Mapping[int, float], n_tokens: int) -> TokenQuantiles | None:

@@ -11,13 +11,14 @@ from quantdrift.core.token_histogram import TokenQuantiles, quantiles_of
 _MOST: Final = 5_000  # answers: some 20 bins of each are read
 _BINS: Final = text(
     """
-    select bin.key::int as bin, sum(bin.value::float8 / (newest.pi1 * newest.pi2)) as weight, sum(bin.value::int) as n
+    select cast(split_part(pair, ':', 1) as int) as bin, sum(split_part(pair, ':', 2)::float8 / (newest.pi1 * newest.pi2)) as weight,
+        sum(split_part(pair, ':', 2)::int) as n
     from (
-        select pi1, pi2, detail -> 'divergence_bins' as bins from comparison
+        select pi1, pi2, detail ->> 'divergence_bins' as bins from comparison
         where model_version_id = :version and slice_ids @> array[cast(:slice as integer)]
-            and captured_at >= :begin and captured_at < :end and jsonb_typeof(detail -> 'divergence_bins') = 'object'
+            and captured_at >= :begin and captured_at < :end and detail ? 'divergence_bins'
         order by captured_at desc limit :most
-    ) newest cross join jsonb_each_text(newest.bins) bin group by 1
+    ) newest cross join string_to_table(newest.bins, ' ') pair group by 1
 """.replace("::", "\\:\\:")
 )
 

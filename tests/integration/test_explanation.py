@@ -266,14 +266,14 @@ async def test_which_divergence_answers_of_a_language_model_have_is_said(
         await record.execute(
             """
             update comparison set pi1 = 1, pi2 = case when item = 0 and exchange_id::text < '8' then 0.001 else 1 end,
-                detail = jsonb_build_object('divergence_bins', jsonb_build_object(
-                    case when item = 0 and exchange_id::text < '8' then '37' else '0' end, 7))
+                detail = jsonb_build_object('divergence_bins',
+                    case when item = 0 and exchange_id::text < '8' then '37:7' else '0:3 1:4' end)
             """
         )
         slice_id = await record.fetchval("select id from slice where predicate = 'true'")
         of_tokens = await token_quantiles(connection, version, slice_id, from_us(0), before)
         assert of_tokens is not None
-        assert of_tokens.median == of_tokens.p999 == pytest.approx(1e-6 * 10 ** (36.5 / 12))
+        assert of_tokens.median == of_tokens.p999 == pytest.approx(1e-6 * 10 ** (36.5 / 6))
         assert of_tokens.tokens % 7 == 0 < of_tokens.tokens <= 35_000
         assert await token_quantiles(connection, version, slice_id, before, before) is None
         assert (

@@ -9,6 +9,7 @@ from scipy.special import rel_entr
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
+from quantdrift.core.token_histogram import counts_of
 from quantdrift.models.comparators.text.generation import GenerationComparator
 from quantdrift.models.language.answer import Answer, ToolCall
 from quantdrift.models.language.scoring import ANSWER, NO_SCORES, SCORES, Scores, objects
@@ -167,7 +168,7 @@ def test_figures_of_tokens_have_the_answer_as_their_unit() -> None:
     assert math.isnan(sampled["changed_tokens"])
     assert math.isnan(sampled["divergence_max"])
     assert sampled["divergence_bins"] is None
-    assert sum(listed["divergence_bins"].values()) == listed["n_scored"]
+    assert counts_of(listed["divergence_bins"]).total() == listed["n_scored"]
 
 
 def test_broken_is_known_of_each_answer_with_tokens() -> None:

@@ -21,7 +21,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import Table
-from quantdrift.core.token_histogram import TokenQuantiles, quantiles_of
+from quantdrift.core.token_histogram import TokenQuantiles, counts_of, quantiles_of
 from quantdrift.drift.gate import Question
 from quantdrift.facts.gate import Decision, Followed, Kind, LoadRun, Outcome
 from quantdrift.facts.words.gate import decided, followed, junit, sentence, so_far
@@ -644,13 +644,13 @@ def _prompts(
     return GateResult(decision=decision, notes=tuple(watch.notes))
 
 
-def _of_tokens(bins: Sequence[dict[str, int]], items: Observed) -> dict[str, TokenQuantiles]:
+def _of_tokens(bins: Sequence[str], items: Observed) -> dict[str, TokenQuantiles]:
     """Return the quantiles of the divergence over all tokens of each slice."""
     found = {}
     for name, members in items.members.items():
         pooled: Counter[int] = Counter()
         for row in members.tolist():
-            pooled.update({int(number): n for number, n in bins[row].items()})
+            pooled.update(counts_of(bins[row]))
         quantiles = quantiles_of(pooled, pooled.total())
         if quantiles is not None:
             found[name] = quantiles

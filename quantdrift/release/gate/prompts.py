@@ -99,7 +99,7 @@ class ComparedPrompts(msgspec.Struct, frozen=True, kw_only=True):
 
     compared: Compared
     n_tokens: IntArray
-    bins: tuple[dict[str, int], ...]
+    bins: tuple[str, ...]
 
 
 def open_language_candidate(request: RuntimeRequest, where: str) -> ReferenceRuntime:
@@ -239,7 +239,7 @@ def compared_prompts(
     """
     both = CandidateReplica(reference, candidate, "")
     flip, divergence, changed, n_tokens, features = [], [], [], [], []
-    bins: list[dict[str, int]] = []
+    bins: list[str] = []
     path = recorded.items.path
     for begin in range(0, len(recorded.requests), _STEP):
         requests = recorded.requests[begin : begin + _STEP]
@@ -265,7 +265,7 @@ def compared_prompts(
         divergence.append(capped(found, model.budget.cap))
         changed.append(found.detail["changed_tokens"])
         n_tokens.append(found.detail["n_scored"])
-        bins += [each or {} for each in found.detail["divergence_bins"].tolist()]
+        bins += [each or "" for each in found.detail["divergence_bins"].tolist()]
         features += features_of(rules, {name: inputs[name] for name in (PROMPT, ANSWER)})
         progress(len(asked))
     return ComparedPrompts(

@@ -75,7 +75,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Generation
-from quantdrift.core.token_histogram import counted
+from quantdrift.core.token_histogram import histogram
 from quantdrift.models.comparators.protocol import Divergences, Flags, Values
 from quantdrift.models.comparators.text.free_answer import changed_structure, compare_free_answers
 from quantdrift.models.comparators.text.validity import calls_valid, is_broken, json_valid
@@ -556,10 +556,10 @@ def quantiles_of_items(values: Values, owner: Codes, n_items: int) -> dict[str, 
     }
 
 
-def bins_of_items(values: Values, owner: Codes, n_items: int) -> list[dict[str, int] | None]:
+def bins_of_items(values: Values, owner: Codes, n_items: int) -> list[str | None]:
     """Return the histogram of each item's positions; None without any."""
     ends = np.searchsorted(owner, np.arange(n_items + 1)).tolist()
-    return [counted(values[begin:end].tolist()) or None for begin, end in itertools.pairwise(ends)]
+    return [histogram(values[begin:end].tolist()) or None for begin, end in itertools.pairwise(ends)]
 
 
 def first_of_items(flags: Flags, owner: Codes, n_items: int) -> Values:
