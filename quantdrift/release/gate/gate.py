@@ -622,8 +622,8 @@ def _prompts(
         )
     if items.broken is not None and (n_open := n_chosen - int((~np.isnan(items.broken)).sum())):
         watch.note(
-            f"--generate {job.generate}: of {n_open:,} answers it is not known whether they are broken, because JSON was asked for and a folder has no"
-            " grammar, models.generation.own_tokens cut them, or an empty answer was drawn"
+            f"--generate {job.generate}: of {n_open:,} answers it is not known whether they are broken, because a folder has no grammar and not all penalties,"
+            " models.generation.own_tokens cut them, or an empty answer was drawn"
         )
     n_tokens = np.concatenate([each.n_tokens for each in found])
     decision = judge(
