@@ -399,6 +399,8 @@ def _generated(
         request,
         free_answer=None,
         served=None if calls else answer.text,
+        served_ids=answer.ids
+        or None,  # a text may be tokenised again into as many other tokens, which are less likely
         is_cut=said.is_cut,
         is_ended=ended_itself(options, answer.finish_reason),
         temperature=temperature,
