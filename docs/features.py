@@ -23,7 +23,7 @@ _FEATURES: Final = (
     ("Sampling", "What is drawn, with which probability, and who changes that.", "sampling policy policies inclusion allocation pause pauses"),
     ("Replay", "From the stream through the reference to rows.", "pipeline replay references reference canaries runtimes tensors worker origin places comparisons speed"),
     ("Comparison", "What divergence is for each kind of output.", "comparators"),
-    ("Language models", "Requests, answers and scores of text.", "language text openai chats"),
+    ("Language models", "Requests, answers and scores of text.", "language text openai chats histogram"),
     ("Slices", "Which part of the traffic an item belongs to, by name, by search or by cluster.", "slices slice discovery discovered clusters clustering novelty"),
     ("Detection", "From stored comparisons to verdicts.", "fold detectors evidence watch signals verdict verdicts thresholds exchanges"),
     ("Noise", "How far a model differs from itself, and what that takes off.", "noise recheck"),

@@ -76,7 +76,7 @@ def next_commands(
         "" if untold else " --inputs FOLDER"
     )  # without it the commands take exemplars, which know their slice
     commands = []
-    if not problem and "cause" not in known:
+    if not problem and "cause" not in known and not _is_gguf(reference):
         commands.append(_diagnose(reference, alert_id, f"{inputs}{more}", build))
     if not problem and not repair_problem(configured, reference) and "repair" not in known:
         factory = "" if reference.runtime is Runtime.ONNX else " --factory MODULE:FUNCTION"
@@ -89,10 +89,15 @@ def next_commands(
     return NextCommands(commands=tuple(commands), why_not=problem.partition(". ")[0])
 
 
+def _is_gguf(reference: Reference) -> bool:
+    """Return whether the candidate is a GGUF file, as far as the configuration tells: `diagnose` reads none."""
+    return any(path.endswith(".gguf") for path in (reference.path, reference.copy.path))
+
+
 def _diagnose(reference: Reference, alert_id: int, more: str, build: Build | None) -> Command:
     if reference.runtime is Runtime.TRANSFORMERS:
         return Command(
-            gives="Cause, if the candidate is a folder",
+            gives="Cause, if the candidate is a folder, and no GGUF file",
             text=f"quantdrift diagnose {alert_id} --candidate FOLDER{more.replace('--inputs FOLDER', '--inputs PROMPTS.jsonl')}",
         )
     if reference.runtime is Runtime.TORCH:

@@ -36,8 +36,11 @@ class Build(StrEnum):
     OTHER = "other"  # not known: only a server has it
 
 
-LABELS = frozenset({"candidate_top", "reference_top", "worst_class"})
-"""Entries of `comparison.detail` that are class numbers, of which a mean is meaningless."""
+OF_TOKENS = "divergence_bins"
+"""Entry of `comparison.detail`: the histogram of the divergence over the tokens of an answer (`quantdrift.core.token_histogram`)."""
+
+LABELS = frozenset({"candidate_top", "reference_top", "worst_class", OF_TOKENS})
+"""Entries of `comparison.detail` that are class numbers or histograms, of which a mean is meaningless."""
 
 COUNTED = frozenset(
     {

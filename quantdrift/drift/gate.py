@@ -9,6 +9,8 @@ A slice is asked one or more questions (`Question`), each "is the mean of y belo
 | `accuracy` | ratio * right(reference) - right(candidate) | mean < 0 |
 | `divergence` | min(divergence, cap), by weights d / cap of the value cap | mean < the budget |
 | `changed-tokens` | of generated text: share of the tokens at which the first choice differs, as a weight of the value 1 | mean < the budget |
+| `broken-answers` | of text that the candidate generated: 1 where the answer is broken, else 0 | mean < the budget |
+| `unlikely-tokens` | of the same: share of the tokens that are among the reference's least likely, as a weight of the value 1 | mean < the budget |
 | `latency` | 1 where a request takes the budget or longer (`quantdrift.release.gate.load`) | mean < 1 % |
 | `throughput` | 1 where a round of requests is below the budget | mean < 50 % |
 
@@ -88,7 +90,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_graded(self) -> bool:
         """Whether an item has a part of its second value, and not one value or the other."""
-        return self.kind in {Kind.DIVERGENCE, Kind.CHANGED_TOKENS}
+        return self.kind in {Kind.DIVERGENCE, Kind.CHANGED_TOKENS, Kind.BROKEN, Kind.UNLIKELY}
 
     @property
     def is_labelled(self) -> bool:
@@ -117,6 +119,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     def changed_tokens(cls, limit: float) -> "Question":
         """Return "is the mean share of changed tokens of an answer below `limit`?"; values: none, all of them."""
         return cls(kind=Kind.CHANGED_TOKENS, values=(0.0, 1.0), quiet=0, limit=limit)
+
+    @classmethod
+    def of_generated(cls, kind: Kind, limit: float) -> "Question":
+        """Return "is the mean of what generated answers have below `limit`?", of broken answers or unlikely tokens; values: none, all."""
+        return cls(kind=kind, values=(0.0, 1.0), quiet=0, limit=limit)
 
     @classmethod
     def accuracy_by_flips(cls, ratio: float, accuracy: float) -> "Question":

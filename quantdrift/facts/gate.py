@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from quantdrift.core.slices import ALL
+from quantdrift.core.token_histogram import TokenQuantiles
 
 
 class Outcome(StrEnum):
@@ -25,6 +26,8 @@ class Kind(StrEnum):
     ACCURACY = "accuracy"
     DIVERGENCE = "divergence"
     CHANGED_TOKENS = "changed-tokens"
+    BROKEN = "broken-answers"
+    UNLIKELY = "unlikely-tokens"
     LATENCY = "latency"
     THROUGHPUT = "throughput"
 
@@ -144,6 +147,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         Hours of the day whose traffic was not seen and that hold up a pass; empty: none do.
     tokens
         Of a language model: tokens that were scored, by the name of the slice.
+    divergence_of_tokens
+        Quantiles of the divergence over them, by the name of the slice.
     """
 
     verdict: Outcome
@@ -161,6 +166,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     burst_of: str = ""
     missing_hours: tuple[int, ...] = ()
     tokens: dict[str, int] = {}
+    divergence_of_tokens: dict[str, TokenQuantiles] = {}
 
     def without_hours(self, hours: Iterable[int]) -> "Decision":
         """Return the decision where the traffic of some hours of the day was not seen: a pass waits for them."""

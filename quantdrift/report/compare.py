@@ -45,7 +45,7 @@ from quantdrift.storage.figures.periods import Grain, SumWindow, VersionSpan
 from quantdrift.storage.figures.spans import VersionReader
 from quantdrift.storage.slices.verdicts import SliceName, slice_names
 from quantdrift.storage.snapshot import Connection
-from quantdrift.storage.versions import Version, candidate_versions
+from quantdrift.storage.versions import Version, candidate_versions, measure_of_text
 
 DAYS: Final = 7
 """Of each version, this many of its newest days are compared."""
@@ -378,7 +378,20 @@ async def _compare_sides(
         comparison,
         model="" if old.version.model != new.version.model else old.version.model,
         cost=await _cost(connection, config, new, aggregate),
+        divergence_is=await _divergence_of(connection, config, old, new),
     )
+
+
+async def _divergence_of(connection: Connection, config: Config, old: _Chosen, new: _Chosen) -> str:
+    """Return the name of the divergence of generated text that both sides have; two names where they differ, empty for other tasks."""
+    names = []
+    for side in (old, new):
+        measure = config.measure(side.version.model)
+        if not measure.measured_by_divergence:
+            return ""
+        of_side = await measure_of_text(connection, side.version.id, measure, side.window.end)
+        names.append(of_side.name)
+    return names[0] if names[0] == names[1] else f"divergence per token ({names[0]} and {names[1]})"
 
 
 def _warning(old: Version, new: Version) -> str:

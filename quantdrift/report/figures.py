@@ -164,6 +164,8 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         The cause, the best repair and the gate's verdict, in words, as far as commands have found them.
     page_url
         The address of the alert on the live page; empty if `web.url` is not set.
+    divergence_is
+        Of generated text: the name of the divergence that the alert's answers have; empty: as of the task.
     """
 
     alert_id: int
@@ -199,6 +201,13 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     tomorrow: tuple[str, ...] = ()
     directions: tuple[Direction, ...] = ()
     page_url: str = ""
+    divergence_is: str = ""
+
+    @property
+    def measure(self) -> Measure:
+        """What the divergences of its answers are."""
+        measure = MEASURES[self.task]
+        return msgspec.structs.replace(measure, name=self.divergence_is or measure.name)
 
     @property
     def share(self) -> Figure | None:
@@ -438,6 +447,8 @@ class VersionComparison(_Figures, frozen=True, kw_only=True):
     cost
         What the difference over all traffic costs in the window of the new side: its requests times the difference times what a request
         with a changed answer is worth; None without a price.
+    divergence_is
+        Of generated text: the name of the divergence that the answers of both sides have; empty: as of the task.
     """
 
     model: str
@@ -451,6 +462,7 @@ class VersionComparison(_Figures, frozen=True, kw_only=True):
     warning: str = ""
     not_in: tuple[Gap, ...] = ()
     cost: Figure | None = None
+    divergence_is: str = ""
 
     @property
     def sentence(self) -> str:
@@ -474,6 +486,7 @@ class VersionComparison(_Figures, frozen=True, kw_only=True):
         old, new = (side.label or side.version for side in (self.old, self.new))
         measure = MEASURES[self.task]
         unit = f", {measure.unit}" if measure.unit else ""
+        name = self.divergence_is or measure.name
         rows = tuple(
             (
                 entry.name,
@@ -491,7 +504,7 @@ class VersionComparison(_Figures, frozen=True, kw_only=True):
             for entry in (self.aggregate, *self.slices[:most])
             if entry is not None
         )
-        return Table(comparison_head(old, new, f"{measure.name}{unit}"), rows)
+        return Table(comparison_head(old, new, f"{name}{unit}"), rows)
 
 
 class Mark(_Figures, frozen=True, kw_only=True):

@@ -359,6 +359,7 @@ def _episode(config: Config, facts: PeriodFacts, version: Version, entry: Episod
         explained_by=event.explanation.explained_by if event else None,
         explained_by_id=event.explanation.explained_by_id if event else None,
         explains=event.explanation.explains if event else (),
+        divergence_is=(event.explanation.divergence_is or "") if event else "",
         examples=tuple(
             ExampleFigures(
                 exchange_id=example.exchange_id,

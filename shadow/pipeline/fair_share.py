@@ -8,6 +8,9 @@ is charged the recent average of its batches.
 Between two models that always have a batch waiting, replay time divides in proportion to their shares, to within one
 round and one batch of each. A model with little traffic gets all the time that it needs, and a model without a waiting
 batch reserves none.
+
+Two budgets of a model are hard limits on top of that: seconds of replay, and tokens that a language model reads. Each is refilled
+at its rate, and a model whose budget is spent waits.
 """
 
 import math
@@ -33,15 +36,25 @@ class ShareTerms(msgspec.Struct, frozen=True, kw_only=True):
         Weight, > 0.
     max_ratio
         Most seconds of replay per second; 0: no limit.
+    max_tokens_per_s
+        Most tokens of prompts and answers per second; 0: no limit.
     """
 
     share: float = 1.0
     max_ratio: float = 0.0
+    max_tokens_per_s: float = 0.0
 
 
 def terms_of(models: Iterable[Model]) -> dict[str, ShareTerms]:
     """Return the terms of each configured model."""
-    return {model.name: ShareTerms(share=model.share, max_ratio=model.max_replay_ratio) for model in models}
+    return {
+        model.name: ShareTerms(
+            share=model.share,
+            max_ratio=model.max_replay_ratio,
+            max_tokens_per_s=model.generation.max_replay_tokens_per_s,
+        )
+        for model in models
+    }
 
 
 class ReadyBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,30 +70,48 @@ class ReadyBatch(msgspec.Struct, frozen=True, kw_only=True):
     expected_s: float
 
 
+class _Budget:
+    """What may be spent of a quantity, refilled at `rate` per second up to what one second brings; rate 0: no limit."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._left = rate * _BURST_S
+        self._at_s = -math.inf
+
+    def refill(self, now_s: float) -> None:
+        if self._at_s > -math.inf:
+            self._left += (now_s - self._at_s) * self._rate
+        self._left = min(self._left, self._rate * _BURST_S)
+        self._at_s = now_s
+
+    def charge(self, spent: float) -> None:
+        self._left -= spent
+
+    def wait_s(self) -> float:
+        """Return the time until another batch is allowed; 0 if one is allowed now, or there is no limit."""
+        return 0.0 if not self._rate or self._left > 0 else -self._left / self._rate + 1e-6
+
+
 class _Account:
     def __init__(self, terms: ShareTerms) -> None:
         self.terms = terms
         self.credit_s = 0.0
-        self.allowance_s = terms.max_ratio * _BURST_S
-        self.at_s = -math.inf
+        self.time = _Budget(terms.max_ratio)
+        self.tokens = _Budget(terms.max_tokens_per_s)
         self.expected_s = 0.0
         self.item_s = math.inf
 
     def refill(self, now_s: float) -> None:
-        if self.at_s > -math.inf:
-            self.allowance_s += (now_s - self.at_s) * self.terms.max_ratio
-        self.allowance_s = min(self.allowance_s, self.terms.max_ratio * _BURST_S)
-        self.at_s = now_s
+        self.time.refill(now_s)
+        self.tokens.refill(now_s)
 
     def charge(self, spent_s: float) -> None:
         self.credit_s -= spent_s
-        self.allowance_s -= spent_s
+        self.time.charge(spent_s)
 
     def wait_s(self) -> float:
-        """Return the time until the budget allows another batch; 0 if it allows one now, or there is no budget."""
-        if not self.terms.max_ratio or self.allowance_s > 0:
-            return 0.0
-        return -self.allowance_s / self.terms.max_ratio + 1e-6
+        """Return the time until both budgets allow another batch; 0 if they allow one now, or there are none."""
+        return max(self.time.wait_s(), self.tokens.wait_s())
 
 
 class FairShare:
@@ -111,7 +142,7 @@ class FairShare:
         among
             Models to choose from, of those with a waiting batch.
         keep_budgets
-            Whether `max_ratio` applies.
+            Whether `max_ratio` and `max_tokens_per_s` apply.
         """
         allowed = []
         for model in self._waiting:
@@ -137,10 +168,11 @@ class FairShare:
             self._accounts[model].refill(now_s)
         return min((self._accounts[model].wait_s() for model in self._waiting), default=None)
 
-    def correct_charge(self, ready: ReadyBatch, spent_s: float, n_items: int) -> None:
-        """Replace the expected time of a replayed batch by the time that its items took."""
+    def correct_charge(self, ready: ReadyBatch, spent_s: float, n_items: int, n_tokens: int = 0) -> None:
+        """Replace the expected time of a replayed batch by the time that its items took, and charge the tokens that were read."""
         account = self._accounts[ready.model]
         account.charge(spent_s - ready.expected_s)
+        account.tokens.charge(n_tokens)
         account.expected_s += _FORGET * (spent_s - account.expected_s)
         if n_items:
             item_s = spent_s / n_items

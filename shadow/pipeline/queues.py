@@ -55,9 +55,9 @@ class BatchQueues(Generic[Batch]):
         self._notify()
         return ready, batch
 
-    def charge(self, ready: ReadyBatch, spent_s: float, n_items: int) -> None:
-        """Charge the model for the time that the replay of its batch took."""
-        self._fair_share.correct_charge(ready, spent_s, n_items)
+    def charge(self, ready: ReadyBatch, spent_s: float, n_items: int, n_tokens: int = 0) -> None:
+        """Charge the model for the time that the replay of its batch took, and for the tokens that were read."""
+        self._fair_share.correct_charge(ready, spent_s, n_items, n_tokens)
 
     def items_within(self, model: str, seconds: float) -> int:
         """Return about how many items of `model` are replayed in so much time; 0 while nothing is known."""

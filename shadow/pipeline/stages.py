@@ -21,6 +21,7 @@ from quantdrift.core.logs import of_model
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Delivery
+from quantdrift.models.language.scoring import tokens_read
 from quantdrift.models.runtimes.protocol import BrokenRuntimeError
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.shadow.pipeline.assess import Assessor, BatchInProgress
@@ -333,7 +334,8 @@ class Stages:
         )
         ended = self._clock.now()
         n_items = 0 if in_progress.assembled is None else in_progress.assembled.n_items
-        self._queues.charge(ready.ready_batch, took_s if in_progress.prepared else 0.0, n_items)
+        n_tokens = sum(tokens_read(answer) for answer in outputs if not isinstance(answer, QuarantineError))
+        self._queues.charge(ready.ready_batch, took_s if in_progress.prepared else 0.0, n_items, n_tokens)
         if in_progress.assembled is not None:
             self._meters.replayed(in_progress.assembled, took_s)
         self._spans.replayed(in_progress.prepared, _ns(ended - timedelta(seconds=took_s)), _ns(ended))

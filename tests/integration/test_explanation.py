@@ -22,6 +22,7 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.alerts.evidence import Evidence, EvidenceItem
 from quantdrift.storage.database import Database
+from quantdrift.storage.figures.tokens import token_quantiles
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import from_us
@@ -261,6 +262,20 @@ async def test_which_divergence_answers_of_a_language_model_have_is_said(
         await record.execute('update comparison set detail = \'{"measure": "regret"}\'')
         named = await measure_of_text(connection, version, measure, before)
         assert (named.name, named.unit) == ("regret per token", "nat")
+        # Few tokens diverge, but each stands for a thousand.
+        await record.execute(
+            """
+            update comparison set pi1 = 1, pi2 = case when item = 0 and exchange_id::text < '8' then 0.001 else 1 end,
+                detail = jsonb_build_object('divergence_bins',
+                    case when item = 0 and exchange_id::text < '8' then '37:7' else '0:3 1:4' end)
+            """
+        )
+        slice_id = await record.fetchval("select id from slice where predicate = 'true'")
+        of_tokens = await token_quantiles(connection, version, slice_id, from_us(0), before)
+        assert of_tokens is not None
+        assert of_tokens.median == of_tokens.p999 == pytest.approx(1e-6 * 10 ** (36.5 / 6))
+        assert of_tokens.tokens % 7 == 0 < of_tokens.tokens <= 35_000
+        assert await token_quantiles(connection, version, slice_id, before, before) is None
         assert (
             await measure_of_text(connection, version, MEASURES[Task.RANKING], before)
             is MEASURES[Task.RANKING]

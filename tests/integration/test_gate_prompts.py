@@ -88,9 +88,13 @@ def test_a_candidate_in_a_folder_is_judged_by_answers(folder: Path) -> None:
     assert {kind for _, kind in answers} == {"changed-tokens", "divergence"}
     assert answers["topic=rare", "divergence"]["n"] == N
     assert record["tokens"]["all"] == record["tokens"]["topic=law"] + record["tokens"]["topic=rare"] > 10 * N
+    of_tokens = record["divergence_of_tokens"]["all"]
+    assert of_tokens["tokens"] == record["tokens"]["all"]
+    assert of_tokens["median"] <= of_tokens["p99"] <= of_tokens["p999"] < 0.1
     failed = _gate(folder, "int2", "--inputs=rec.jsonl")
     assert failed.returncode == 3, failed.stdout
     assert " tokens " in failed.stdout.splitlines()[0]
+    assert "Divergence of tokens, topic=rare: median " in failed.stdout
 
 
 def test_a_prompt_without_an_answer_is_answered_by_the_candidate(folder: Path, tmp_path: Path) -> None:
@@ -102,6 +106,39 @@ def test_a_prompt_without_an_answer_is_answered_by_the_candidate(folder: Path, t
     assert record["slices"][0]["n"] == 3, record["slices"]
     assert record["n_copies"] == 1
     assert 4 <= record["tokens"]["all"] <= 4 * 8
+
+
+def test_a_candidate_that_generates_is_asked_for_broken_answers_and_unlikely_tokens(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Weights of one bit draw what the reference would hardly say; JSON that no grammar held together is not known to be broken.
+
+    The answers are drawn with seeds that follow from the prompts: the same ones in each run.
+    """
+    drawn = {"temperature": 1.0, "max_tokens": 8}
+    lines = [
+        {"topic": "law", "prompt": " ".join(WORDS[at : at + 5]), "answer": " by", "options": drawn}
+        for at in range(0, 200, 5)
+    ]
+    lines[-1]["options"] = {**drawn, "response_format": {"type": "json_object"}}
+    given = f"--inputs={_written(tmp_path / 'rec.jsonl', lines)}"
+    found = {}
+    for candidate in ("bf16", "int2"):
+        record = json.loads(_gate(folder, candidate, given, "--generate=40", "--json").stdout)
+        found[candidate] = {
+            each["question"]: each for each in record["slices"] if each["slice"] == "topic=law"
+        }
+    assert set(found["bf16"]) == {"changed-tokens", "divergence", "broken-answers", "unlikely-tokens"}
+    assert 30 < found["bf16"]["broken-answers"]["n"] < len(lines)
+    assert found["bf16"]["unlikely-tokens"]["n"] > 30
+    assert found["bf16"]["unlikely-tokens"]["mean"] < 0.1 < found["int2"]["unlikely-tokens"]["mean"]
+    few = json.loads(_gate(folder, "bf16", given, "--generate=5", "--json").stdout)
+    of_law = [
+        each["n"]
+        for each in few["slices"]
+        if each["question"] == "broken-answers" and each["slice"] == "topic=law"
+    ]
+    assert of_law[0] in {4, 5}
 
 
 def test_a_candidate_at_a_server_is_judged(

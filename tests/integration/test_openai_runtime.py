@@ -11,7 +11,7 @@ import pytest
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.models.language.answer import ToolCall
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.models.language.scoring import ScoringRequest
+from quantdrift.models.language.scoring import SCORES, ScoringRequest, objects, tokens_read
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.models.runtimes.registry import open_reference
 from quantdrift.models.runtimes.self_test import SelfTestedRuntime
@@ -91,6 +91,23 @@ def test_answers_are_asked_for_together(runtime: ReferenceRuntime, server: VllmL
     assert path == "/v1/completions"
     assert body["prompt"] == [[0, 5, 7, 8], [0, 5, 7, 8]]
     assert (body["max_tokens"], body["prompt_logprobs"], body["temperature"]) == (1, 20, 0)
+
+
+def test_a_request_has_no_more_tokens_than_a_batch_may(language_folder: Path) -> None:
+    """Two answers of four tokens, then one that is longer than a batch; the scores are those of one request for all."""
+    asked = (REQUEST, REQUEST, ScoringRequest(prompt_ids=tuple(range(9)), served_ids=(7, 8)))
+    server = VllmLike(*loaded(language_folder))
+    with serving(server) as url:
+        opened = [open_reference(remote_opening(url, batch_tokens=n)) for n in (8, 1000)]
+        n_before = len(server.asked)
+        parts, whole = (scored(runtime, *asked) for runtime in opened)
+        requests = [len(body["prompt"]) for _, body in server.asked[n_before:] if "prompt_logprobs" in body]
+        for runtime in opened:
+            runtime.close()
+    assert requests == [2, 1, 3]
+    assert [tokens_read({SCORES: objects([of])}) for of in parts] == [4, 4, 11]
+    for one, other in zip(parts, whole, strict=True):
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])

@@ -199,16 +199,18 @@ def test_a_uniform_model_is_as_likely_everywhere(language_folder: Path, tmp_path
     assert set(scores.ranks) == {1.0}
 
 
-@pytest.mark.parametrize("bound", ["_LOGITS_BYTES", "_TOKENS"])
+@pytest.mark.parametrize("bound", ["logits", "tokens"])
 def test_rows_that_do_not_fit_together_are_computed_apart(
     language_folder: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     """Memory for layers and logits is bounded, and the scores are the same, in the same order."""
     asked = [ScoringRequest(prompt="a" * n, served=" relay" * n) for n in (1, 5, 2, 9)]
     together = scored(open_reference(opening(language_folder)), *asked)
-    monkeypatch.setattr(f"quantdrift.models.runtimes.text.transformers.{bound}", 1)
+    if bound == "logits":
+        monkeypatch.setattr("quantdrift.models.runtimes.text.transformers._LOGITS_BYTES", 1)
     monkeypatch.setattr("quantdrift.models.runtimes.text.transformers._POSITIONS", 2)
-    apart = scored(open_reference(opening(language_folder)), *asked)
+    most = 1 if bound == "tokens" else 1000
+    apart = scored(open_reference(opening(language_folder, batch_tokens=most)), *asked)
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 

@@ -60,6 +60,24 @@ def test_a_budget_is_kept(ratio: float, costs: list[float]) -> None:
     assert now_s <= sum(costs) / ratio + sum(costs)
 
 
+@given(rate=st.floats(10, 1000), tokens=st.lists(st.integers(1, 5000), min_size=1, max_size=30))
+def test_a_budget_in_tokens_is_kept(rate: float, tokens: list[int]) -> None:
+    """Over any time a model reads its rate of tokens, a second's worth and one batch at most, however little time a batch takes."""
+    fair_share = FairShare({"capped": ShareTerms(max_tokens_per_s=rate)})
+    now_s, n_read = 0.0, 0
+    for of_batch in tokens:
+        fair_share.put("capped")
+        while (ready := fair_share.take(now_s, among=["capped"])) is None:
+            wait_s = fair_share.wait_s(now_s)
+            assert wait_s is not None
+            assert wait_s > 0
+            now_s += wait_s
+        assert n_read <= rate * (now_s + 1) + 1e-3
+        fair_share.correct_charge(ready, 0.001, 1, of_batch)
+        n_read += of_batch
+    assert now_s <= sum(tokens) / rate + 1e-3
+
+
 @given(shares=SHARES, cost=COSTS)
 def test_who_waits_alone_is_served_at_once(shares: list[float], cost: float) -> None:
     """However much it has had: nobody else wants it."""

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quantdrift.core.config.schema import Config, Model, Reference, Runtime, Slice
+from quantdrift.core.config.schema import CandidateCopy, Config, Model, Reference, Runtime, Slice
 from quantdrift.core.diagnosable import NextCommands, build_of, next_commands, task_problem
 from quantdrift.core.records import Predicate
 from quantdrift.core.tasks import Build, Task
@@ -42,6 +42,22 @@ def _asked(
         known=known,
         options=" --data=d",
     )
+
+
+@pytest.mark.parametrize(
+    ("reference", "programs"),
+    [
+        (FOLDER, ["diagnose", "gate"]),
+        (Reference(runtime=Runtime.TRANSFORMERS, path="f16.gguf"), ["gate"]),
+        (Reference(runtime=Runtime.TRANSFORMERS, path="fp32", copy=CandidateCopy(path="q4.gguf")), ["gate"]),
+    ],
+)
+def test_a_gguf_file_is_not_diagnosed(reference: Reference, programs: list[str]) -> None:
+    """Where the configuration does not tell that the candidate is one, the reader is told."""
+    found = _asked(reference, task=Task.GENERATION)
+    assert _programs(found) == programs
+    if programs[0] == "diagnose":
+        assert found.commands[0].gives.endswith("no GGUF file")
 
 
 def _programs(found: NextCommands) -> list[str]:

@@ -9,6 +9,7 @@ from scipy.special import rel_entr
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
+from quantdrift.core.token_histogram import counts_of
 from quantdrift.models.comparators.text.generation import GenerationComparator
 from quantdrift.models.language.answer import Answer, ToolCall
 from quantdrift.models.language.scoring import ANSWER, NO_SCORES, SCORES, Scores, objects
@@ -86,11 +87,13 @@ def test_a_copy_counts_as_the_candidate_where_nothing_was_served() -> None:
     served, reference = scores_of(Q, SERVED), scores_of(P, SERVED)
     on_wire = told(compared(served, reference))
     by_copy = told(compared(None, msgspec.structs.replace(reference, copy=served)))
+    assert by_copy.pop("divergence_bins") == on_wire.pop("divergence_bins")
     assert (by_copy.pop("logprobs"), on_wire.pop("logprobs")) == ("copy", "wire")
     assert by_copy == pytest.approx(on_wire, nan_ok=True)
     assert by_copy["candidate_top1"] == pytest.approx(2 / 3)  # the last one is none of its likeliest
     both = told(compared(served, msgspec.structs.replace(reference, copy=reference)))
     assert both.pop("logprobs") == "wire"
+    both.pop("divergence_bins")
     assert both == pytest.approx(on_wire, nan_ok=True)
     broken = scores_of(Q + 1, SERVED)
     found = told(compared(None, msgspec.structs.replace(reference, copy=broken)))
@@ -164,6 +167,8 @@ def test_figures_of_tokens_have_the_answer_as_their_unit() -> None:
     sampled = told(compared(None, scores_of(P, served)))
     assert math.isnan(sampled["changed_tokens"])
     assert math.isnan(sampled["divergence_max"])
+    assert sampled["divergence_bins"] is None
+    assert counts_of(listed["divergence_bins"]).total() == listed["n_scored"]
 
 
 def test_broken_is_known_of_each_answer_with_tokens() -> None:

@@ -16,6 +16,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.text import columns
 from quantdrift.facts.figures import shown
 from quantdrift.facts.status import said
+from quantdrift.facts.words.tokens import of_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
     from quantdrift.core.tasks import Measure
+    from quantdrift.core.token_histogram import TokenQuantiles
     from quantdrift.monitor.baselines.signal_view import SelfNoise, SignalView
     from quantdrift.monitor.discovery.round import Round, VersionSearch
     from quantdrift.storage.figures.figures import SliceFigures
@@ -148,11 +150,15 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     listed = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, noise, alert, link, figures, measure = asyncio.run(_more(config, secrets, listed))
+    signals, history, noise, alert, link, figures, measure, tokens = asyncio.run(
+        _more(config, secrets, listed)
+    )
     unit = measure.unit
     if as_json:
         more = {"signals": signals, "history": history, "noise": noise, "alert": alert, "page": link}
         more |= {"figures": figures, "divergence_is": measure.name}
+        if tokens:
+            more["divergence_of_tokens"] = tokens
         emit(msgspec.structs.asdict(listed) | more)
     else:
         click.echo(
@@ -161,6 +167,7 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
                     _shown(listed, alert),
                     *_size_lines(figures),
                     *([f"  divergence {measure.name}"] if measure.measured_by_divergence else []),
+                    *([f"  tokens     {of_tokens(tokens)}, last day"] if tokens else []),
                     *([f"  live page  {link}"] if link else []),
                     *_history_lines(history),
                     *signal_lines(signals, verdict=listed.verdict, unit=unit),
@@ -235,8 +242,19 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
 async def _more(
     config: Config, secrets: Secrets, listed: ListedSlice
-) -> tuple[list[SignalView], list[StatusChange], list[SelfNoise], str, str, SliceFigures | None, Measure]:
-    """Return the signals of a slice, its history, its noise, its alert's text, its address on the live page, its last day, and what its divergence is."""
+) -> tuple[
+    list[SignalView],
+    list[StatusChange],
+    list[SelfNoise],
+    str,
+    str,
+    SliceFigures | None,
+    Measure,
+    TokenQuantiles | None,
+]:
+    """Return the signals of a slice, its history, its noise, its alert's text, its address on the live page, its last day, what its divergence is, and that of its tokens."""
+    from datetime import timedelta
+
     from quantdrift.core.clock import SystemClock
     from quantdrift.core.links import slice_page
     from quantdrift.core.slices import EVERYTHING
@@ -244,6 +262,7 @@ async def _more(
     from quantdrift.storage.alerts.alerts import lately_replaced
     from quantdrift.storage.database import Database
     from quantdrift.storage.figures.figures import last_day, versions
+    from quantdrift.storage.figures.tokens import token_quantiles
     from quantdrift.storage.fold.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.noise import floors_of
     from quantdrift.storage.slices.slice_list import alert_of, signals_of
@@ -271,16 +290,19 @@ async def _more(
             ]
         )
         link = slice_page(config, rows[0].model_version_id, listed.id) if rows and listed.id else ""
-        figures = None
+        figures = tokens = None
         if rows and listed.id is not None:
             ids = [rows[0].model_version_id]
             measure = await measure_of_text(connection, ids[0], measure, now)
+            if measure.measured_by_divergence:
+                day = now - timedelta(days=1)
+                tokens = await token_quantiles(connection, ids[0], listed.id, day, now)
             for version in (await versions(connection, ids)).values():
                 figures_by_slice = await last_day(
                     connection, version, now, slice_ids=[listed.id], unit=measure.unit
                 )
                 figures = figures_by_slice.get(listed.id)
-        return signal_views(rows), history, noise, text, link, figures, measure
+        return signal_views(rows), history, noise, text, link, figures, measure, tokens
 
 
 def _history_lines(history: list[StatusChange]) -> list[str]:

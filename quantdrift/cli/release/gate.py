@@ -146,6 +146,13 @@ class _Candidate(click.Path):
     is_flag=True,
     help="The weights are not those of the reference, rounded, on purpose: of a model that was trained further. Its answers judge it.",
 )
+@click.option(
+    "--generate",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Of a language model, with --inputs: it also answers N of the prompts by itself, and is asked for broken answers and unlikely tokens.",
+)
 @NO_NOTE
 @JSON
 def gate(

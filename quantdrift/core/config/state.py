@@ -7,7 +7,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from quantdrift.core.config.schema import Capture, Config, Model, Monitor, Recheck, Reference, SamplingOptions
+from quantdrift.core.config.schema import (
+    Capture,
+    Config,
+    Generation,
+    Model,
+    Monitor,
+    Recheck,
+    Reference,
+    SamplingOptions,
+)
 
 _SHARED = ("sampling.", "capture.", "models.", "slices.")
 # An address with a user, a password or parameters: only its scheme is shown, because a wrong cut would show a secret.
@@ -58,6 +67,9 @@ def judged_by(config: Config, model: Model) -> dict[str, Any]:
         exemplars=False,
         share=1.0,
         max_replay_ratio=0.0,
+        generation=replace(
+            model.generation, batch_tokens=Generation().batch_tokens, max_replay_tokens_per_s=0.0
+        ),
         value_per_request=None,
         recheck=Recheck(),
         references=references,

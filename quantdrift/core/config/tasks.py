@@ -108,6 +108,24 @@ class Generation(Section, frozen=True, kw_only=True):
             "reference at a server they are then unknown."
         ),
     ] = ()
+    batch_tokens: Annotated[
+        int,
+        about(
+            "Most tokens of prompts and answers that a reference computes together. This bounds the memory of a batch, of the shadow and of a "
+            "reference's server. A longer answer is computed alone.",
+            "{token}",
+            ge=1,
+        ),
+    ] = 16_384
+    max_replay_tokens_per_s: Annotated[
+        float,
+        about(
+            "Most tokens of prompts and answers per second that a worker replays of this model. Above it exchanges wait in the stream. "
+            "0: no limit.",
+            "{token}/s",
+            ge=0,
+        ),
+    ] = 0.0
     prefix_bytes: Annotated[
         int,
         about(

@@ -6,6 +6,7 @@ from typing import Any
 from quantdrift.core.notation import decimals, fixed, number, percent
 from quantdrift.core.records import Metric
 from quantdrift.core.signals import signal_of
+from quantdrift.core.tasks import OF_TOKENS
 from quantdrift.facts.estimate import Estimate
 from quantdrift.facts.figures import RATES, Figure
 
@@ -69,7 +70,10 @@ def detail(figures: Mapping[str, Any]) -> str:
     return ", ".join(
         name.replace("_", " ") + _figure(value)
         for name, value in figures.items()
-        if name != "clustering" and value is not None and value is not False and value not in ([], {})
+        if name not in {"clustering", OF_TOKENS}
+        and value is not None
+        and value is not False
+        and value not in ([], {})
     )
 
 

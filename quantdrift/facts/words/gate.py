@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 from quantdrift.core.text import Table, plain
 from quantdrift.facts.gate import Decision, Followed, Kind, Load, Outcome, SliceAnswer
 from quantdrift.facts.words.alert import how_to_declare
+from quantdrift.facts.words.tokens import of_tokens
 
 _SHOWN: Final = 1e-5  # a share below it is shown as 0
 _SECTION: Final = "quantdrift.gate"
@@ -21,6 +22,8 @@ _ASKED: Final = {
     Kind.ACCURACY: "accuracy lost",
     Kind.DIVERGENCE: "divergence",
     Kind.CHANGED_TOKENS: "changed tokens",
+    Kind.BROKEN: "broken answers",
+    Kind.UNLIKELY: "unlikely tokens",
     Kind.LATENCY: "latency p99",
     Kind.THROUGHPUT: "throughput",
 }
@@ -54,6 +57,10 @@ def decided(decision: Decision, elapsed_s: float | None = None) -> list[str | Ta
         Table(head, rows),
         "",
         *(_speed(load) for load in (decision.load, *decision.routes) if load),
+        *(
+            f"Divergence of tokens, {name}: {of_tokens(found)}."
+            for name, found in decision.divergence_of_tokens.items()
+        ),
         *(f"Not judged: {reason}." for reason in decision.not_judged),
         sentence(decision),
     ]

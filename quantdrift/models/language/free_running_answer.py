@@ -59,6 +59,8 @@ class FreeAnswer(msgspec.Struct, frozen=True, kw_only=True):
         Number of tokens, the end token included; None if unknown.
     max_tokens, is_capped
         As of `FreeAnswerRequest`.
+    ids
+        Its tokens, the end token included; empty if unknown.
     """
 
     outcome: FreeAnswerOutcome
@@ -68,6 +70,7 @@ class FreeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     n_tokens: int | None = None
     max_tokens: int = 0
     is_capped: bool = False
+    ids: tuple[int, ...] = ()
 
     @property
     def is_there(self) -> bool:

@@ -180,13 +180,7 @@ def _answers(parts: _ExchangeParts) -> list[Answer]:
         raise _schema("the choices differ in number from tensor to tensor")
     wants_json, schema = json_asked(parts.options)
     is_greedy, temperature = takes_likeliest(parts.options), sampling_temperature(parts.options)
-    offered = {
-        str(function.get("name", "")): object_of(function.get("parameters"))
-        for function in (
-            *(object_of(tool.get("function")) for tool in parts.tools),
-            *functions(parts.options),
-        )
-    }
+    offered = offered_tools(parts.options, parts.tools)
     return [
         Answer(
             text=text,
@@ -210,6 +204,16 @@ def _answers(parts: _ExchangeParts) -> list[Answer]:
         )
         for index, text in enumerate(texts)
     ]
+
+
+def offered_tools(
+    options: Mapping[str, Any], tools: Iterable[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the tools that a request offers: name to the JSON schema of its parameters."""
+    return {
+        str(function.get("name", "")): object_of(function.get("parameters"))
+        for function in (*(object_of(tool.get("function")) for tool in tools), *functions(options))
+    }
 
 
 def _scoring_request(

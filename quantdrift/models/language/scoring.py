@@ -117,6 +117,8 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
         In a reference's scores: the scores of the candidate's replica for the same tokens; None if it was not asked.
     free_answer
         In a reference's scores: its free-running answer; None if none was requested.
+    n_read
+        In a reference's scores: tokens of prompt and answer that it read, or had kept.
     """
 
     tokens: tuple[bytes, ...]
@@ -133,6 +135,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     vector: npt.NDArray[np.float32] = NO_VECTOR
     copy: "Scores | None" = None
     free_answer: FreeAnswer | None = None
+    n_read: int = 0
 
 
 def said_tokens(scores: Scores) -> SaidTokens:
@@ -191,6 +194,18 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     is_ended: bool = False
     is_added: bool = False
     temperature: float | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.prompt) + len(self.served)
+
+
+def tokens_read(outputs: Mapping[str, Array]) -> int:
+    """Return how many tokens a reference and its replica read for these outputs; 0 if it is no language model."""
+    if SCORES not in outputs:
+        return 0
+    return sum(of.n_read + (of.copy.n_read if of.copy else 0) for of in outputs[SCORES].tolist())
 
 
 def replay_error(detail: str) -> QuarantineError:

@@ -1,6 +1,7 @@
 """The gate: whether a candidate is good enough on every slice, of recorded inputs or of live traffic, before it is deployed."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import Table
+from quantdrift.core.token_histogram import TokenQuantiles, counts_of, quantiles_of
 from quantdrift.drift.gate import Question
 from quantdrift.facts.gate import Decision, Followed, Kind, LoadRun, Outcome
 from quantdrift.facts.words.gate import decided, followed, junit, sentence, so_far
@@ -135,6 +137,7 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
     divergence: bool
     alpha: float
     other_weights: bool
+    generate: int = 0
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -225,6 +228,12 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
                     f" at most models.budget.cap ({budget.cap:g}): lower the former"
                 )
             questions.append(Question.divergence(budget.divergence, budget.cap))
+        if self.generate:
+            questions += [
+                Question.of_generated(kind, budget.signals[kind.value])
+                for kind in (Kind.BROKEN, Kind.UNLIKELY)
+                if is_watched(kind.value, budget.signals)
+            ]
         return tuple(questions)
 
     def opened(self, config: Config, file: Path, what: str = "candidate") -> ReferenceRuntime:
@@ -273,6 +282,7 @@ def gate(
     wait: timedelta = timedelta(days=1),
     any_hour: bool = False,
     other_weights: bool = False,
+    generate: int = 0,
     note: int | None = None,
     no_note: bool = False,
     stop: Callable[[], Stop] | None = None,
@@ -303,6 +313,8 @@ def gate(
         What the candidate must keep, measured on the inputs or read from `loads`.
     loads
         Finished load runs: that of the candidate by the name `all`, that of a route by its slice.
+    generate
+        Recorded prompts that a language model answers by itself, to be asked for broken answers and unlikely tokens.
     wait
         With `live`: longest time.
     stop
@@ -351,6 +363,7 @@ def gate(
         divergence=divergence,
         alpha=alpha,
         other_weights=other_weights,
+        generate=generate,
     )
     if inputs is not None:
         calibrated = [Path(path) for path in calibration]
@@ -368,6 +381,7 @@ def gate(
         ("--slice", slices),
         ("--reference", reference),
         ("--calibration", calibration),
+        ("--generate", generate),
     ):
         if value:
             raise OperatorError(
@@ -473,6 +487,8 @@ def _recorded(
     if model.task is Task.GENERATION:
         job.check_options_of_text(("--calibration", calibration), (f"--slice {next(iter(kinds), '')}", kinds))
         return _prompts(job, config, model, asked, inputs=inputs, rules=rules, number=number)
+    if job.generate:
+        raise OperatorError("--generate is for language models: leave it out")
     job.check_file()
     job.check_origins(model, number)
     sides = _sides(job, config, model, rules, number)
@@ -530,7 +546,9 @@ def _prompts(
     """Judge a candidate of a language model on recorded prompts."""
     from quantdrift.release.gate.prompts import (  # noqa: PLC0415 - the comparator of generated text, for these models alone
         SUFFIXES,
+        chosen_prompts,
         compared_prompts,
+        generated_answers,
         open_language_candidate,
         read_prompts,
         with_answers,
@@ -568,11 +586,29 @@ def _prompts(
                 )
                 for each in recorded
             ]
+            files = [each.compared for each in found]
+            n_chosen = 0
+            if job.generate:
+                rows = chosen_prompts(recorded, job.generate)
+                n_chosen = sum(map(len, rows))
+                progress = watch.counted("the candidate generates answers", n_chosen)
+                files = [
+                    generated_answers(
+                        each,
+                        of_file,
+                        compared,
+                        model=model,
+                        reference=runtime,
+                        candidate=candidate,
+                        comparator=comparator_of(model),
+                        progress=progress,
+                    )
+                    for each, of_file, compared in zip(recorded, rows, files, strict=True)
+                ]
         finally:
             runtime.close()
     finally:
         candidate.close()
-    files = [each.compared for each in found]
     check_attributes(inputs, rules, files)
     items = observed(msgspec.structs.replace(config, slices=tuple(rules)), model.name, files)
     if job.alert:
@@ -583,6 +619,11 @@ def _prompts(
         watch.note(
             f"--inputs {inputs}: of {unknown:,} answers it is not known whether they are changed, because the most likely tokens of one of the"
             " models are not known at too many positions, or the answer has no token: these positions count in the divergence alone, if at all"
+        )
+    if items.broken is not None and (n_open := n_chosen - int((~np.isnan(items.broken)).sum())):
+        watch.note(
+            f"--generate {job.generate}: of {n_open:,} answers it is not known whether they are broken, because a folder has no grammar and not all penalties,"
+            " models.generation.own_tokens cut them, or an empty answer was drawn"
         )
     n_tokens = np.concatenate([each.n_tokens for each in found])
     decision = judge(
@@ -596,10 +637,24 @@ def _prompts(
     decision = msgspec.structs.replace(
         decision,
         tokens={name: int(n_tokens[members].sum()) for name, members in items.members.items()},
+        divergence_of_tokens=_of_tokens([bins for each in found for bins in each.bins], items),
         not_judged=("learned and discovered slices: recorded prompts do not tell them",),
     )
     job.write_note(decision)
     return GateResult(decision=decision, notes=tuple(watch.notes))
+
+
+def _of_tokens(bins: Sequence[str], items: Observed) -> dict[str, TokenQuantiles]:
+    """Return the quantiles of the divergence over all tokens of each slice."""
+    found = {}
+    for name, members in items.members.items():
+        pooled: Counter[int] = Counter()
+        for row in members.tolist():
+            pooled.update(counts_of(bins[row]))
+        quantiles = quantiles_of(pooled, pooled.total())
+        if quantiles is not None:
+            found[name] = quantiles
+    return found
 
 
 def _load_run(

@@ -74,7 +74,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    flip, served_flip, divergence, right, changed_tokens
+    flip, served_flip, divergence, right, changed_tokens, broken, unlikely
         As of `Compared`.
     group
         (items,) number of the observation that each belongs to.
@@ -105,6 +105,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     burst: int = 1
     burst_of: str = ""
     changed_tokens: Values | None = None
+    broken: Values | None = None
+    unlikely: Values | None = None
 
     def part(
         self,
@@ -284,11 +286,12 @@ def observed(
         elif attribute:
             group, is_over = visits(attributes[attribute])
             burst = max(round(len(group) / len(is_over)), 2)
-    tokens = [file.changed_tokens for file in found if file.changed_tokens is not None]
     return Observed(
         flip=np.concatenate([file.flip for file in found]),
         divergence=divergence,
-        changed_tokens=np.concatenate(tokens) if tokens else None,
+        changed_tokens=_joined(file.changed_tokens for file in found),
+        broken=_joined(file.broken for file in found),
+        unlikely=_joined(file.unlikely for file in found),
         served_flip=np.concatenate(served) if served else None,
         right=np.concatenate(right) if right else None,
         group=group,
@@ -299,6 +302,12 @@ def observed(
         burst=burst,
         burst_of=attribute,
     )
+
+
+def _joined(columns: Iterable[Values | None]) -> Values | None:
+    """Return the column of all files; None: they do not have it."""
+    known = [column for column in columns if column is not None]
+    return np.concatenate(known) if known else None
 
 
 def _attributes(found: Sequence[Compared]) -> dict[str, list[str]]:
@@ -437,8 +446,14 @@ def _graded(question: Question, items: Observed) -> Values:
     """Return what an item has of a graded question : (items,)."""
     if question.kind is Kind.DIVERGENCE:
         return items.divergence
-    assert items.changed_tokens is not None
-    return items.changed_tokens
+    by_kind = {
+        Kind.CHANGED_TOKENS: items.changed_tokens,
+        Kind.BROKEN: items.broken,
+        Kind.UNLIKELY: items.unlikely,
+    }
+    values = by_kind[question.kind]
+    assert values is not None
+    return values
 
 
 def _slices(assigner: SliceAssigner, one: Compared) -> list[list[SliceKey]]:

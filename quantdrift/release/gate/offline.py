@@ -138,6 +138,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         The learned slices of each item.
     changed_tokens
         Of generated text: share of the tokens at which the first choice differs, NaN where it is not known : (items,).
+    broken, unlikely
+        Of answers that the candidate generated: 1 where it is broken, else 0, and the share of its unlikely tokens, NaN where it generated
+        none or that is not known : (items,); None: it was not asked to.
     """
 
     items: RecordedItems
@@ -148,6 +151,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     right: Array | None
     learned: list[tuple[SliceKey, ...]]
     changed_tokens: Values | None = None
+    broken: Values | None = None
+    unlikely: Values | None = None
 
 
 def route_slice(slices: Sequence[SliceKey], name: str) -> SliceKey:

@@ -5,6 +5,9 @@ answer, each given all tokens before it (teacher forcing), so it does not matter
 two is asked for an answer of its own. A line without an answer is answered by the candidate, which takes the most likely token at
 each position.
 
+Beside that the candidate may generate answers of its own to some of the prompts, with the options of the recorded request: whether they are broken,
+and how many of their tokens are unlikely under the reference, is again what the comparator says.
+
 An answer is one observation: its tokens depend on each other. Its divergence is the mean KL per token, in nats, as the comparator of
 generated text defines it (`quantdrift.models.comparators.text.generation`); it counts at most `models.budget.cap`, so that the gate's bounds
 of a bounded mean hold. Its changed tokens are the share of its positions at which the candidate's most likely token is none of the reference's.
@@ -24,8 +27,22 @@ from quantdrift.core.text import visible
 from quantdrift.drift.evidence.observations import IntArray
 from quantdrift.models.comparators.protocol import Comparator
 from quantdrift.models.language.answer import Answer
-from quantdrift.models.language.free_running_answer import FreeAnswerRequest
-from quantdrift.models.language.from_exchange import prompt_text
+from quantdrift.models.language.free_running_answer import (
+    FreeAnswer,
+    FreeAnswerOutcome,
+    FreeAnswerRequest,
+    free_answer_request,
+)
+from quantdrift.models.language.from_exchange import offered_tools, prompt_text
+from quantdrift.models.language.request_options import (
+    draws_nothing,
+    ended_itself,
+    json_asked,
+    may_be_cut,
+    sampling_temperature,
+    takes_likeliest,
+    template_of,
+)
 from quantdrift.models.language.scoring import ANSWER, PROMPT, REQUEST, SCORES, ScoringRequest, objects
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
@@ -38,7 +55,7 @@ from quantdrift.release.recording import GROUP, RecordedFile, RecordedItems, Rec
 SUFFIXES: Final = (".jsonl",)
 _PROMPTS: Final = ("prompt", "messages", "prompt_ids")
 _ANSWERS: Final = ("answer", "answer_ids")
-_OWN: Final = frozenset({*_PROMPTS, *_ANSWERS, "tools"})
+_OWN: Final = frozenset({*_PROMPTS, *_ANSWERS, "tools", "options"})
 _STEP: Final = 8  # answers that are scored in one call
 _GREEDY: Final = {"temperature": 0}
 _LONGEST_S: Final = 600.0  # of an answer: nobody waits for it but the gate
@@ -50,6 +67,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     tools: tuple[dict[str, Any], ...] = ()
+    options: dict[str, Any] = {}
     prompt_ids: tuple[int, ...] | None = None
     answer: str | None = None
     answer_ids: tuple[int, ...] | None = None
@@ -66,18 +84,22 @@ class RecordedPrompts(msgspec.Struct, frozen=True, kw_only=True):
         What is scored, of each.
     own
         Whether the answer is the candidate's own, which the recording does not have.
+    options
+        The options of each request, by which an answer is generated.
     """
 
     items: RecordedItems
     requests: tuple[ScoringRequest, ...]
     own: tuple[bool, ...]
+    options: tuple[dict[str, Any], ...]
 
 
 class ComparedPrompts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of the answers of one file, and how many tokens of each were scored : (items,)."""
+    """What was found of the answers of one file, how many tokens of each were scored : (items,), and the histograms of their divergence."""
 
     compared: Compared
     n_tokens: IntArray
+    bins: tuple[str, ...]
 
 
 def open_language_candidate(request: RuntimeRequest, where: str) -> ReferenceRuntime:
@@ -159,7 +181,8 @@ def read_prompts(part: RecordedFile, layout: RecordingLayout) -> RecordedPrompts
         groups=texts.get(GROUP) or attributes.get(layout.session),
     )
     own = tuple(request.served is None and request.served_ids is None for request in requests)
-    return RecordedPrompts(items=items, requests=tuple(requests), own=own)
+    options = tuple(dict(line.get("options", {})) for line in lines)
+    return RecordedPrompts(items=items, requests=tuple(requests), own=own, options=options)
 
 
 def with_answers(
@@ -216,6 +239,7 @@ def compared_prompts(
     """
     both = CandidateReplica(reference, candidate, "")
     flip, divergence, changed, n_tokens, features = [], [], [], [], []
+    bins: list[str] = []
     path = recorded.items.path
     for begin in range(0, len(recorded.requests), _STEP):
         requests = recorded.requests[begin : begin + _STEP]
@@ -241,6 +265,7 @@ def compared_prompts(
         divergence.append(capped(found, model.budget.cap))
         changed.append(found.detail["changed_tokens"])
         n_tokens.append(found.detail["n_scored"])
+        bins += [each or "" for each in found.detail["divergence_bins"].tolist()]
         features += features_of(rules, {name: inputs[name] for name in (PROMPT, ANSWER)})
         progress(len(asked))
     return ComparedPrompts(
@@ -255,7 +280,140 @@ def compared_prompts(
             changed_tokens=np.concatenate(changed),
         ),
         n_tokens=np.concatenate(n_tokens).astype(np.intp),
+        bins=tuple(bins),
     )
+
+
+def chosen_prompts(recorded: Sequence[RecordedPrompts], most: int) -> list[list[int]]:
+    """Return the prompts of each file to which the candidate generates answers: `most` in all, drawn at random, always the same ones.
+
+    A prompt that comes several times is drawn once.
+    """
+    first: dict[str, tuple[int, int]] = {}
+    for number, part in enumerate(recorded):
+        for row, prompt in enumerate(part.items.inputs[PROMPT].tolist()):
+            first.setdefault(prompt, (number, row))
+    places = list(first.values())
+    drawn = np.random.default_rng(0).permutation(len(places))[:most]
+    rows: list[list[int]] = [[] for _ in recorded]
+    for place in sorted(places[index] for index in drawn.tolist()):
+        rows[place[0]].append(place[1])
+    return rows
+
+
+def generated_answers(
+    recorded: RecordedPrompts,
+    rows: Sequence[int],
+    compared: Compared,
+    *,
+    model: Model,
+    reference: ReferenceRuntime,
+    candidate: ReferenceRuntime,
+    comparator: Comparator,
+    progress: Callable[[int], None],
+) -> Compared:
+    """Return what was found of a file, with whether the candidate's own answers are broken, and the share of their unlikely tokens.
+
+    Both are NaN where no answer was asked for, where the candidate could not be held to the request's options (a grammar in a folder), and
+    where they are not known.
+
+    Parameters
+    ----------
+    rows
+        The prompts that it answers.
+    compared
+        What was found of the file.
+    progress
+        Called after each further answer with 1.
+
+    Raises
+    ------
+    OperatorError
+        The candidate gives no answer, or the reference cannot score one.
+    RetryError
+        A server is unreachable.
+    """
+    broken, unlikely = (np.full(len(recorded.requests), np.nan) for _ in range(2))
+    for row in rows:
+        where = f"{recorded.items.path}, line {row + 1}"
+        try:
+            generated = _generated(candidate, recorded, row, model, where)
+            progress(1)
+            if generated is None:
+                continue
+            request, answer = generated
+            inputs = {
+                PROMPT: objects([""]),
+                ANSWER: objects([answer.text]),
+                REQUEST: objects([request]),
+            }
+            scores = reference.run(inputs)[SCORES]
+            found = comparator.compare({SCORES: objects([None]), ANSWER: objects([answer])}, {SCORES: scores})
+        except QuarantineError as error:
+            raise OperatorError(f"{where}: {error.detail}") from error
+        broken[row] = found.detail["broken"][0]
+        unlikely[row] = found.detail["unlikely"][0]
+    return msgspec.structs.replace(compared, broken=broken, unlikely=unlikely)
+
+
+def _generated(
+    candidate: ReferenceRuntime, recorded: RecordedPrompts, row: int, model: Model, where: str
+) -> tuple[ScoringRequest, Answer] | None:
+    """Return a request with the answer that the candidate generates by the options; None if it cannot be held to them.
+
+    JSON that `models.generation.own_tokens` cut, and the client's limit did not, says nothing about the candidate.
+    """
+    request = recorded.requests[row]
+    generation = msgspec.structs.replace(model.generation, own_share=1.0)
+    options = {"repetition_penalty": generation.repetition_penalty, **recorded.options[row]}
+    own = free_answer_request(str(recorded.items.inputs[PROMPT][row]), generation, options, Answer(text=""))
+    request = msgspec.structs.replace(
+        request, served=None, served_ids=None, template=template_of(options), free_answer=own
+    )
+    answer = _free_answer(candidate, request)
+    if answer is None or answer.outcome in {FreeAnswerOutcome.LATE, FreeAnswerOutcome.FAILED}:
+        raise OperatorError(
+            f"{where}: the candidate gives no answer ({answer.outcome.value if answer else 'none'})"
+        )
+    wants_json, schema = json_asked(options)
+    is_cut_here = answer.is_capped and answer.finish_reason == "length"
+    if answer.outcome is not FreeAnswerOutcome.DONE or (is_cut_here and (wants_json or not answer.text)):
+        return None
+    calls = answer.calls or ()
+    temperature = sampling_temperature(options)
+    said = Answer(
+        text=answer.text,
+        calls=calls,
+        finish_reason=answer.finish_reason,
+        is_empty=not answer.text and not calls and not may_be_cut(options, answer.finish_reason),
+        n_tokens=answer.n_tokens,
+        is_cut=may_be_cut(options, answer.finish_reason),
+        is_greedy=takes_likeliest(options),
+        is_repeatable=draws_nothing(options),
+        temperature=temperature,
+        wants_json=wants_json,
+        schema=schema,
+        tools=offered_tools(options, request.tools),
+    )
+    scored = msgspec.structs.replace(
+        request,
+        free_answer=None,
+        served=None if calls else answer.text,
+        served_ids=answer.ids
+        or None,  # a text may be tokenised again into as many other tokens, which are less likely
+        is_cut=said.is_cut,
+        is_ended=ended_itself(options, answer.finish_reason),
+        temperature=temperature,
+    )
+    return scored, said
+
+
+def _free_answer(candidate: ReferenceRuntime, request: ScoringRequest) -> FreeAnswer | None:
+    """Return the candidate's answer to a request that asks for one."""
+    inputs = {PROMPT: objects([""]), ANSWER: objects([""]), REQUEST: objects([request])}
+    (scores,) = candidate.run(inputs)[SCORES].tolist()
+    answer: FreeAnswer | None = scores.free_answer
+    return answer
 
 
 def _answered(
@@ -263,10 +421,7 @@ def _answered(
 ) -> ScoringRequest:
     """Return a request with the candidate's own answer."""
     own = FreeAnswerRequest(max_tokens=model.generation.own_tokens, is_capped=True, options=_GREEDY, seed=1)
-    asked = msgspec.structs.replace(request, free_answer=own)
-    inputs = {PROMPT: objects([""]), ANSWER: objects([""]), REQUEST: objects([asked])}
-    (scores,) = candidate.run(inputs)[SCORES].tolist()
-    answer = scores.free_answer
+    answer = _free_answer(candidate, msgspec.structs.replace(request, free_answer=own))
     if answer is None or not answer.is_there:
         why = "none" if answer is None else answer.outcome.value
         raise OperatorError(f"{where}: the candidate gives no answer ({why}): record one as `answer`")

@@ -37,7 +37,8 @@ those alone counted, every such answer that counts would have flipped, whatever 
 `divergence`, so the answer counts as not measured (`quantdrift.core.tasks`).
 
 - `changed_tokens` = share of the positions at which the candidate's most likely token is known, or had to be served, and is not one
-  of the reference's most likely ones; `divergence_median`, `divergence_p99` and `divergence_max` are quantiles of the divergence over the positions.
+  of the reference's most likely ones; `divergence_median`, `divergence_p99` and `divergence_max` are quantiles of the divergence over the positions, and
+  `divergence_bins` is its histogram, which can be added up over answers (`quantdrift.core.token_histogram`).
 - `broken` is 1 where the answer is not valid as JSON or a tool call, cut off while empty, not finite, or another value than the
   reference's; 0 where anything was scored or checked.
 
@@ -74,6 +75,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Generation
+from quantdrift.core.token_histogram import histogram
 from quantdrift.models.comparators.protocol import Divergences, Flags, Values
 from quantdrift.models.comparators.text.free_answer import changed_structure, compare_free_answers
 from quantdrift.models.comparators.text.validity import calls_valid, is_broken, json_valid
@@ -245,6 +247,7 @@ class GenerationComparator:
                 "candidate_top1": mean(own_top.astype(np.float64), listed) + undefined,
                 "changed_tokens": mean(decided.astype(np.float64), has_top | greedy[owner]) + undefined,
                 **quantiles_of_items(at_positions, owner, n_items),
+                "divergence_bins": _column(bins_of_items(at_positions, owner, n_items)),
                 "finish_reason": _column(answer.finish_reason or None for answer in answers),
                 "first_change": first_of_items(decided, owner, n_items) + undefined,
                 "json_valid": _column(json_valid(answer) for answer in answers),
@@ -551,6 +554,12 @@ def quantiles_of_items(values: Values, owner: Codes, n_items: int) -> dict[str, 
         name: np.array([part[math.ceil(q * len(part)) - 1] if len(part) else np.nan for part in kept])
         for name, q in (("divergence_median", 0.5), ("divergence_p99", 0.99), ("divergence_max", 1.0))
     }
+
+
+def bins_of_items(values: Values, owner: Codes, n_items: int) -> list[str | None]:
+    """Return the histogram of each item's positions; None without any."""
+    ends = np.searchsorted(owner, np.arange(n_items + 1)).tolist()
+    return [histogram(values[begin:end].tolist()) or None for begin, end in itertools.pairwise(ends)]
 
 
 def first_of_items(flags: Flags, owner: Codes, n_items: int) -> Values:

@@ -118,6 +118,7 @@ def answered(
         n_tokens=len(tokens),
         max_tokens=answer_request.max_tokens,
         is_capped=answer_request.is_capped,
+        ids=() if stopped >= 0 else tuple(tokens),
     )
 
 

@@ -12,7 +12,8 @@ and chat template. The precision of such a reference cannot be checked: it is `u
 
 import http
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -87,6 +88,7 @@ class OpenAILanguage:
     def __init__(self, request: RuntimeRequest, server: OpenAIServer) -> None:
         self._where = request.reference.where(request.model.name)
         self._top = request.model.generation.top
+        self._batch_tokens = request.model.generation.batch_tokens
         self._server = server
         self._answers = OpenAIAnswers(request)
         self.end_ids = request.model.generation.end_ids
@@ -112,7 +114,7 @@ class OpenAILanguage:
         return self._tokens({"prompt": text, "add_special_tokens": add_special_tokens})
 
     def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
-        """Return the scores of the answer of each row, asked for together.
+        """Return the scores of the answer of each row. Rows are asked for together, up to `models.generation.batch_tokens` of them.
 
         Raises
         ------
@@ -121,9 +123,11 @@ class OpenAILanguage:
         RetryError
             The server is unreachable, fails, or refuses access.
         """
-        if not rows:
-            return []
-        return self._server.guarded(lambda: self._ask(rows))
+        return [
+            scores
+            for batch in _batches(rows, self._batch_tokens)
+            for scores in self._server.guarded(partial(self._ask, batch))
+        ]
 
     def answer(
         self,
@@ -246,6 +250,20 @@ class OpenAILanguage:
             ends=ends,
             ends_upper=ends_upper,
         )
+
+
+def _batches(rows: Sequence[TokenRow], most_tokens: int) -> Iterator[list[TokenRow]]:
+    """Yield the rows in their order, as many together as have `most_tokens`; a longer row alone."""
+    batch: list[TokenRow] = []
+    n_tokens = 0
+    for row in rows:
+        if batch and n_tokens + row.n_tokens > most_tokens:
+            yield batch
+            batch, n_tokens = [], 0
+        batch.append(row)
+        n_tokens += row.n_tokens
+    if batch:
+        yield batch
 
 
 def open_reference(request: RuntimeRequest) -> ReferenceRuntime:

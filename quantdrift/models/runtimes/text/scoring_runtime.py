@@ -294,6 +294,7 @@ class ScoringRuntime:
 def _finished(row: TokenRow, scores: Scores) -> Scores:
     """Return the scores of the served tokens, with the end's probability separated from those of earlier positions."""
     n_scored = len(row.served) - row.is_added
+    scores = msgspec.structs.replace(scores, n_read=row.n_tokens)
     if len(scores.ends):
         n_before = len(row.served) - row.is_ended
         scores = msgspec.structs.replace(

@@ -76,8 +76,8 @@ _TYPES: Final[Mapping[str, str]] = {
 }
 _TEMPLATE: Final = frozenset({"add_generation_prompt", "continue_final_message", "documents"})
 _LOGITS_BYTES: Final = 512 * 2**20
-_TOKENS: Final = 16_384
 _POSITIONS: Final = 256
+_LONGEST: Final = 16_384  # tokens, where a model says nothing of its longest text
 _SAME: Final = 1e-4  # nats, of two ways to compute the same in FP32
 
 
@@ -97,6 +97,7 @@ class TransformersLanguage:
         self._device = device_for(request.provider)
         limit_memory(self._device, request.gpu_bytes)
         self._top = request.model.generation.top
+        self._batch_tokens = request.model.generation.batch_tokens
         folder = Path(reference.path)
         is_gguf = folder.suffix == GGUF
         digest = _digest(folder)
@@ -288,7 +289,7 @@ class TransformersLanguage:
             n_tokens = len(more) * (_n_shared(more) + length)
             if batch and (
                 n_logits * 4 > _LOGITS_BYTES
-                or n_tokens > _TOKENS
+                or n_tokens > self._batch_tokens
                 or not self._prefixes.fits(n_tokens * self._token_bytes)
             ):
                 yield batch
@@ -358,7 +359,7 @@ class TransformersLanguage:
         """
         rows = [TokenRow(prompt=tuple(range(n)), served=(n,)) for n in (2 * LEAST_SHARED, 3 * LEAST_SHARED)]
         takes = inspect.signature(self._model.forward).parameters
-        longest = min(self.longest or _TOKENS, int(self._model.get_input_embeddings().num_embeddings))
+        longest = min(self.longest or _LONGEST, int(self._model.get_input_embeddings().num_embeddings))
         if "position_ids" not in takes or "past_key_values" not in takes or longest <= 4 * LEAST_SHARED:
             return 0
         try:
@@ -404,14 +405,16 @@ class TransformersLanguage:
             ending = torch.tensor(self.end_ids, dtype=torch.long, device=logits.device)
             for begin in range(0, len(served), _POSITIONS):
                 part = slice(begin, begin + _POSITIONS)
-                logprobs = torch.log_softmax(logits[part].double(), dim=-1)
-                own = logprobs.gather(1, targets[part])
-                top = logprobs.topk(k, dim=-1)
-                ends = logprobs[:, ending].exp().sum(dim=-1)
-                above = (logprobs > own).sum(dim=-1) + 1
-                columns.append(
-                    (own[:, 0], above, top.indices, top.values, ends, *_around(logprobs, own, row))
-                )
+                values = logits[part]
+                # Of the whole vocabulary only the normaliser is computed in FP64: with a large one this work costs as much as the layers.
+                total = values.double().logsumexp(dim=-1, keepdim=True)
+                own = values.gather(1, targets[part])
+                top = values.topk(k, dim=-1)
+                ends = (values[:, ending].double() - total).exp().sum(dim=-1)
+                above = (values > own).sum(dim=-1) + 1
+                own_logprob = (own.double() - total)[:, 0]
+                of_top = top.values.double() - total
+                columns.append((own_logprob, above, top.indices, of_top, ends, *_around(values, own, row)))
         joined = [
             torch.cat(columns_of_batch).cpu().numpy() for columns_of_batch in zip(*columns, strict=True)
         ]
@@ -446,20 +449,24 @@ def open_reference(request: RuntimeRequest) -> ScoringRuntime:
     return ScoringRuntime(request, TransformersLanguage(request))
 
 
-def _around(logprobs: torch.Tensor, own: torch.Tensor, row: TokenRow) -> tuple[torch.Tensor, ...]:
+def _around(logits: torch.Tensor, own: torch.Tensor, row: TokenRow) -> tuple[torch.Tensor, ...]:
     """Return the probabilities of what is less likely than a token, and of what is as likely, (positions,) each; () without a temperature.
 
     Parameters
     ----------
-    logprobs
+    logits
         (positions, tokens).
     own
         (positions, 1), of the served tokens.
     """
     if not is_drawn(row.temperature):
         return ()
-    p = torch.softmax(logprobs / row.temperature, dim=-1)
-    return (p * (logprobs < own)).sum(dim=-1), (p * (logprobs == own)).sum(dim=-1)
+    # FP32 is enough for shares: they are wrong by 1e-6 at most.
+    p = logits.float().sub(logits.amax(dim=-1, keepdim=True)).div_(row.temperature).exp_()
+    total = p.sum(dim=-1)
+    less = p.masked_fill(logits >= own, 0.0).sum(dim=-1)
+    same = p.masked_fill_(logits != own, 0.0).sum(dim=-1)
+    return (less / total).double(), (same / total).double()
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True):
