@@ -14,9 +14,9 @@ _BINS: Final = text(
     select cast(split_part(pair, ':', 1) as int) as bin, sum(split_part(pair, ':', 2)::float8 / (newest.pi1 * newest.pi2)) as weight,
         sum(split_part(pair, ':', 2)::int) as n
     from (
-        select pi1, pi2, detail ->> 'divergence_bins' as bins from comparison
-        where model_version_id = :version and slice_ids @> array[cast(:slice as integer)]
-            and captured_at >= :begin and captured_at < :end and detail ? 'divergence_bins'
+        select pi1, pi2, detail ->> 'divergence_bins' as bins
+        from comparisons(:begin, :end, array[cast(:slice as integer)])
+        where model_version_id = :version and slice_ids @> array[cast(:slice as integer)] and detail ? 'divergence_bins'
         order by captured_at desc limit :most
     ) newest cross join string_to_table(newest.bins, ' ') pair group by 1
 """.replace("::", "\\:\\:")
