@@ -275,11 +275,13 @@ class BatchRows(_Row, frozen=True, kw_only=True):
     confirmed, retired or restored, `closes` the alerts that people closed; all apply from this batch on. `unreferenced` are
     versions without a reference whose exchanges the workers received, `noise` items that were computed twice. `captured_us` is
     the latest capture time in it; 0: not known. `compares` says that a worker compared something, which may be folded later;
-    `n_rows` is how many rows were stored with it.
+    `n_rows` is how many rows were stored with it. `model` is that of its comparisons, whichever rows are folded with it; empty: it is not
+    of one model.
     """
 
     fold_seq: int
     stored_us: int
+    model: str = ""
     n_rows: int = 0
     captured_us: int = 0
     compares: bool = True
@@ -547,13 +549,15 @@ class Position(_Row, frozen=True, kw_only=True):
         The latest time of an exchange or a tally.
     exchange_us
         The latest capture of an exchange; the mass is that until then.
+    n_detectors
+        Live detectors; None: not known, they are counted.
     """
 
     fold_seq: int = 0
     event_us: int | None = None
     exchange_us: int | None = None
     mass: float = 0.0
-    n_detectors: int = 0
+    n_detectors: int | None = 0
 
 
 class Snapshot(_Row, frozen=True, kw_only=True):

@@ -131,7 +131,7 @@ _ESCALATE: Final = text(
     join lateral (
         select * from alert_action c where c.alert_id = a.id and c.action <> 'note' order by c.id desc limit 1
     ) last on last.action = 'ack'
-    where a.resolved_at is null and (
+    where a.resolved_at is null and (cast(:versions as int[]) is null or a.model_version_id = any(cast(:versions as int[]))) and (
         (a.severity = 'firing' and last.severity = 'warning')
         or (v.estimate -> a.metric ->> 'low')::float8 > last.level
     )
@@ -623,15 +623,20 @@ async def close_alerts(
     return sorted(closed)
 
 
-async def escalate(connection: AsyncConnection, *, webhook: bool) -> None:
+async def escalate(
+    connection: AsyncConnection, *, webhook: bool, versions: Sequence[int] | None = None
+) -> None:
     """End the acknowledgements of alerts that have become worse: of the monitor, in the transaction of a fold.
 
     Parameters
     ----------
     webhook
         Put those that no change of verdict reports into the outbox, for the webhook alone: the collector has their last event.
+    versions
+        Those whose alerts are meant; None: all.
     """
-    escalated = (await connection.execute(_ESCALATE, {"worse": _WORSE, "risen": _RISEN})).all()
+    wanted = {"worse": _WORSE, "risen": _RISEN, "versions": None if versions is None else list(versions)}
+    escalated = (await connection.execute(_ESCALATE, wanted)).all()
     for row in escalated:
         if webhook and row.reason == _WORSE:
             await connection.execute(_SEND, {"escalation": row.id, "alert": row.alert_id})
