@@ -20,7 +20,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold.models import shard_of
+from quantdrift.storage.fold.models import model_numbers
 from quantdrift.storage.fold.read import unfolded
 from quantdrift.storage.leader import LEASE_S
 
@@ -168,10 +168,11 @@ async def shard_states(connection: AsyncConnection) -> list[ShardState]:
     else:
         rows = (await connection.execute(_HOLDERS, {"lease": timedelta(seconds=LEASE_S)})).all()
         by_number = dict.fromkeys(range(shards), "") | {row.number: row.holder for row in rows}
+    numbers = await model_numbers(connection)
     states = {number: ShardState(number=number, holder=holder) for number, holder in by_number.items()}
     for model, (n, oldest) in (await unfolded(connection)).items():
         # What is of no model are tallies, which each shard folds: the first stands for all.
-        state = states[shard_of(model, shards) if model else 0]
+        state = states[numbers.get(model, 0) % shards]
         states[state.number] = msgspec.structs.replace(
             state, n_unfolded=state.n_unfolded + n, oldest=min(oldest, state.oldest or oldest)
         )

@@ -22,6 +22,12 @@ def upgrade() -> None:
         "model_fold",
         sa.Column("model", sa.Text(), nullable=False, comment="Model name, as in requests."),
         sa.Column(
+            "number",
+            sa.Integer(),
+            nullable=False,
+            comment="From 0, in the order in which models began: a model is in the shard number modulo fold.shards.",
+        ),
+        sa.Column(
             "fold_seq",
             sa.BigInteger(),
             nullable=False,
@@ -59,6 +65,7 @@ def upgrade() -> None:
             comment="When it was folded, by the database's clock.",
         ),
         sa.PrimaryKeyConstraint("model", name=op.f("pk_model_fold")),
+        sa.UniqueConstraint("number", name=op.f("uq_model_fold_number")),
         comment="How far each model is folded. Who folds it locks its row, so that no two monitors fold it at a time.",
     )
     op.create_table(
@@ -110,7 +117,7 @@ def upgrade() -> None:
             sa.SmallInteger(),
             autoincrement=False,
             nullable=False,
-            comment="From 0; a model is in the shard crc32(model) modulo fold.shards.",
+            comment="From 0; a model is in the shard model_fold.number modulo fold.shards.",
         ),
         sa.Column(
             "holder",

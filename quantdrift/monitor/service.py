@@ -51,7 +51,7 @@ from quantdrift.storage.address import Dsn
 from quantdrift.storage.admin.retention import maintain_by_two_clocks
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold.models import names, shard_of, sum_up
+from quantdrift.storage.fold.models import model_numbers, sum_up
 from quantdrift.storage.fold.read import number, numbering
 from quantdrift.storage.incidents.incidents import count_due, store_count
 from quantdrift.storage.leader import Leadership
@@ -334,7 +334,7 @@ class MonitorService:
             async with self._database.begin() as connection:
                 await self._leadership.fence(connection)
                 last, more = await self._number(connection)
-                committed = await self._fold.fold(connection, await names(connection), last)
+                committed = await self._fold.fold(connection, await model_numbers(connection), last)
                 await sum_up(connection)
             return committed() or more
         more = False
@@ -353,7 +353,9 @@ class MonitorService:
             # A monitor of another setting, or of a release before, may lead by now.
             is_so = now.by_model and now.shards == held.of
             models = [
-                name for name in await names(connection) if shard_of(name, held.of) in held.numbers and is_so
+                model
+                for model, place in (await model_numbers(connection)).items()
+                if is_so and place % held.of in held.numbers
             ]
             committed = await self._fold.fold(connection, models, now.fold_seq)
         return committed() or more

@@ -7,7 +7,6 @@ a monitor that has lost it, and does not know yet, waits for the row, and then f
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
-from zlib import crc32
 
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -29,20 +28,20 @@ _WRITE: Final = text("""
 """)
 # Tallies are folded whatever model there is: what was lost before a model begins may be of its own.
 _BEGIN: Final = text("""
-    insert into model_fold (model, fold_seq, event_time, mass, n_detectors)
-    select distinct v.model, cast(:after as bigint), (
+    insert into model_fold (model, number, fold_seq, event_time, mass, n_detectors)
+    select v.model, coalesce((select max(number) from model_fold), -1) + row_number() over (order by v.model), cast(:after as bigint), (
         select max(least(t.at, b.stored_at)) from tally t join batch b on b.id = t.batch_id
         where b.kind = 'tally' and b.fold_seq <= :after and b.stored_at > (
             select max(stored_at) from batch where kind = 'tally' and fold_seq <= :after
         ) - interval '1 hour'
     ), 0, 0
-    from model_version v where not exists (select from model_fold f where f.model = v.model)
-    on conflict do nothing
+    from (select distinct model from model_version) v where not exists (select from model_fold f where f.model = v.model)
 """)
 # A release that knows one position for all models has folded.
 _TAKE_OVER: Final = text("""
-    insert into model_fold (model, fold_seq, event_time, exchange_time, mass, n_detectors)
-    select distinct v.model, f.fold_seq, f.event_time, f.exchange_time, f.mass, cast(null as integer) from model_version v, fold f
+    insert into model_fold (model, number, fold_seq, event_time, exchange_time, mass, n_detectors)
+    select v.model, coalesce((select max(number) from model_fold), -1) + row_number() over (order by v.model), f.fold_seq, f.event_time, f.exchange_time, f.mass, cast(null as integer)
+    from (select distinct model from model_version) v, fold f
     on conflict (model) do update set fold_seq = excluded.fold_seq, event_time = excluded.event_time,
         exchange_time = excluded.exchange_time, mass = excluded.mass, n_detectors = null
 """)
@@ -56,7 +55,7 @@ _SPAN: Final = text("""
     insert into model_span (model, from_at, last_at) values (:model, :from_at, :last_at)
     on conflict (model, from_at) do update set last_at = greatest(model_span.last_at, excluded.last_at)
 """)
-_NAMES: Final = text("select model from model_fold order by model")
+_NUMBERS: Final = text("select model, number from model_fold order by model")
 _NUMBERED: Final = text("""
     update fold set fold_seq = :fold_seq, model_seq = :fold_seq, shards = :shards, newest_capture = :newest,
         folded_at = case when fold_seq = :fold_seq then folded_at else now() end
@@ -77,14 +76,9 @@ _SUM_UP: Final = text("""
 """)
 
 
-def shard_of(model: str, shards: int) -> int:
-    """Return the shard of a model, from 0: the same in every process and release."""
-    return crc32(model.encode()) % shards
-
-
-async def names(connection: AsyncConnection) -> list[str]:
-    """Return the models that have begun."""
-    return list((await connection.scalars(_NAMES)).all())
+async def model_numbers(connection: AsyncConnection) -> dict[str, int]:
+    """Return the models that have begun, and the number of each; its rest divided by the number of shards is its shard."""
+    return {row.model: row.number for row in await connection.execute(_NUMBERS)}
 
 
 async def lock_positions(connection: AsyncConnection, models: Collection[str]) -> dict[str, Position]:

@@ -5,7 +5,17 @@ People also add decisions to `baseline`, and what they do about alerts to `alert
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Double, ForeignKey, Identity, Index, LargeBinary, false, text
+from sqlalchemy import (
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    LargeBinary,
+    UniqueConstraint,
+    false,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -463,11 +473,15 @@ class ModelFoldTable(Base):
 
     __tablename__ = "model_fold"
     __table_args__ = (
+        UniqueConstraint("number"),
         {
             "comment": "How far each model is folded. Who folds it locks its row, so that no two monitors fold it at a time."
         },
     )
     model: Mapped[Str] = mapped_column(primary_key=True, comment="Model name, as in requests.")
+    number: Mapped[Int] = mapped_column(
+        comment="From 0, in the order in which models began: a model is in the shard number modulo fold.shards."
+    )
     fold_seq: Mapped[BigInt] = mapped_column(comment="Last batch that was folded or does not concern it.")
     event_time: Mapped[Time | None] = mapped_column(
         comment="Running maximum of the times of its exchanges and of tallies: its time."
@@ -512,7 +526,7 @@ class ShardTable(Base):
     number: Mapped[SmallInt] = mapped_column(
         primary_key=True,
         autoincrement=False,
-        comment="From 0; a model is in the shard crc32(model) modulo fold.shards.",
+        comment="From 0; a model is in the shard model_fold.number modulo fold.shards.",
     )
     holder: Mapped[Str] = mapped_column(
         comment="name of monitor_process; one that is not there folds it no more."

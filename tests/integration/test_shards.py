@@ -15,17 +15,17 @@ from quantdrift.core.telemetry import Telemetry
 from quantdrift.monitor.fold_turn import FoldTurn
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold.models import names, shard_of, sum_up
+from quantdrift.storage.fold.models import model_numbers, sum_up
 from quantdrift.storage.fold.read import number, numbering
 from quantdrift.storage.shards import ShardLeases, part_of, shard_states
-from tests.support.monitor.model_streams import CONFIG, MODELS, fill
+from tests.support.monitor.model_streams import CONFIG, fill
 from tests.support.storage.databases import Databases
 
 pytestmark = pytest.mark.integration
 _SHARDS = 3
 _REORDER = timedelta(seconds=CONFIG.monitor.reorder_s)
 _QUERIES = {
-    "model_fold": "select model, fold_seq, event_time, exchange_time, mass, n_detectors from model_fold order by 1",
+    "model_fold": "select model, number, fold_seq, event_time, exchange_time, mass, n_detectors from model_fold order by 1",
     "model_span": "select model, from_at, last_at from model_span order by 1, 2",
     "detector": "select * from detector order by 1, 2, 3, 4",
     "verdict": "select model_version_id, slice_id, verdict, reason, since, n_groups, evidence, threshold, estimate, last_at, updated_at,"
@@ -67,7 +67,8 @@ async def number_next(database: Database, most: int = 10_000, shards: int = _SHA
 async def fold_shards(database: Database, turn: FoldTurn, numbers: Collection[int]) -> bool:
     """Fold what has a number in some shards; return whether more may wait."""
     async with database.begin() as connection:
-        models = [model for model in await names(connection) if shard_of(model, _SHARDS) in numbers]
+        known = await model_numbers(connection)
+        models = [model for model, number in known.items() if number % _SHARDS in numbers]
         committed = await turn.fold(connection, models, (await numbering(connection)).fold_seq)
     return committed()
 
@@ -91,7 +92,6 @@ def _without_numbers(details: str) -> dict[str, Any]:
 
 async def test_a_model_has_the_same_rows_in_any_shard(databases: Databases) -> None:
     """Bit for bit: folded as one process does, and as three that lag, are killed, and take each other's shards over."""
-    assert {shard_of(model, _SHARDS) for model in MODELS} == set(range(_SHARDS))
     async with databases.copy(fill) as dsn, Database(dsn) as database:
         record = await asyncpg.connect(dsn)
         turn = folding()

@@ -20,7 +20,6 @@ from tests.support.monitor.fold_stream import (
 from tests.support.storage.comparisons import make_partitions
 
 MODELS: Final = ("digits", "letters", "words")
-"""Each is in another one of three shards."""
 CONFIG: Final = Config(
     models=tuple(Model(name=name) for name in MODELS),
     monitor=Monitor(min_groups=50, reorder_s=0.5, shards=3),
