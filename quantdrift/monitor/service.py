@@ -362,12 +362,13 @@ class MonitorService:
 
     async def _number(self, connection: AsyncConnection) -> tuple[int, bool]:
         """Assign numbers to new batches; return how far they have numbers, and whether more may wait."""
+        shards = self._config.monitor.shards
         numbered = await number(
             connection,
-            BATCHES_AT_ONCE,
+            shards * BATCHES_AT_ONCE,
             timedelta(seconds=self._config.monitor.reorder_s),
-            most_rows=ROWS_AT_ONCE,
-            shards=self._config.monitor.shards,
+            most_rows=shards * ROWS_AT_ONCE,
+            shards=shards,
         )
         now_s = self._clock.monotonic_s()
         if now_s >= self._unfolded_due_s:

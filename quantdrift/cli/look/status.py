@@ -5,7 +5,7 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from quantdrift.facts.status import Serving
     from quantdrift.storage.account.account import Account
     from quantdrift.storage.account.flow import Flow, FlowStep, ModelFlow, TrafficLatency
+    from quantdrift.storage.shards import ShardState
 
 _PORT_S: Final = 2.0
 _DATABASE_S: Final = 40.0
@@ -336,6 +337,7 @@ def _as_json(config: Config, facts: StatusFacts, found: tuple[str, ...]) -> obje
                 "tallied_at",
                 "folded_at",
                 "lag_factor",
+                "shards",
                 "n_unsent",
                 "unsent_since",
             )
@@ -419,11 +421,23 @@ def _head_lines(found: tuple[str, ...], noted: tuple[str, ...]) -> Iterator[str]
         yield "Everything flows."
 
 
+def _shards_line(shards: "Sequence[ShardState]", now: datetime) -> str:
+    """Return who folds the models, and what waits for them."""
+    monitors = len({shard.holder for shard in shards} - {""})
+    n = sum(shard.n_unfolded for shard in shards)
+    oldest = min((shard.oldest for shard in shards if shard.oldest is not None), default=None)
+    since = "" if oldest is None else f", the oldest for {ago(now - oldest)}"
+    waits = f"{count_of(n, 'batch', 'batches')} {'waits' if n == 1 else 'wait'} for the fold{since}"
+    return f"{len(shards)} shards of models, folded by {count_of(monitors, 'monitor')}; {waits}"
+
+
 def _part_lines(facts: StatusFacts) -> Iterator[str]:
     flow = facts.flow
     if flow is not None:
         folded = "never" if flow.folded_at is None else f"{ago(facts.now - flow.folded_at)} ago"
         yield f"Postgres answers; the monitor last folded: {folded}"
+        if flow.shards:
+            yield _shards_line(flow.shards, facts.now)
     if facts.waiting is not None:
         n = sum(backlog.n_messages for backlog in facts.waiting.values())
         oldest = f", the oldest for {ago(timedelta(seconds=facts.oldest_s))}" if n else ""

@@ -20,7 +20,6 @@ count 1 + 1/2 + ... + 1/M of it.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
 from itertools import accumulate
 from typing import Final
 
@@ -63,8 +62,8 @@ class WatchedModels:
 
     def of(self, own: Sequence[tuple[int, int]]) -> "WatchedModels":
         """Return the same for another model."""
-        other = copy(self)
-        other._own = own
+        other = WatchedModels(own=own)
+        other._times_us, other._numbers = self._times_us, self._numbers
         return other
 
     def parts(self, begin_us: int, end_us: int) -> Iterator[tuple[int, int]]:
