@@ -173,27 +173,28 @@ def _compare_leaders(leaders: Sequence[int], n_exchanges: int) -> dict[str, floa
 async def _together(servers: Servers, leaders: int, n_exchanges: int) -> tuple[float, float, float]:
     """Return exchanges a second by the clock, and microseconds of processor time each, of monitors and Postgres."""
     models = [f"m{number}" for number in range(_SHARED)]
-    async with _leading(servers, models, leaders) as (config, processes, watch, writer):
+    n = n_exchanges // _LARGE
+    async with _leading(servers, models, leaders) as (config, _, watch, writer):
         traffics = [_Traffic(config, name, _GOAL_AT // _SHARED, _SHARED_PER_S) for name in models]
         for traffic in traffics:
             for _ in range(_GOAL_AT // _SHARED // _LARGE + 4):
                 await writer.store(traffic.batch(_LARGE))
         await watch.execute(_STORED)
         await _until_left(watch, 0)
-        for process in processes:
-            process.send_signal(signal.SIGSTOP)
-        n = n_exchanges // _LARGE
+    # Nobody folds while the backlog is stored. Monitors that only stood still would begin by finding their leases gone.
+    watch = await asyncpg.connect(servers.dsn)
+    async with Database(servers.dsn) as database:
+        writer = Writer(database, SystemClock())
         for number in range(n):
             await writer.store(traffics[number % _SHARED].batch(_LARGE))
-        await watch.execute(_STORED)
-        for process in processes:
-            process.send_signal(signal.SIGCONT)
-        if leaders > 1:
-            until = time.monotonic() + _WITHIN_S
-            while await watch.fetchval(_HOLDERS) < leaders:
-                if time.monotonic() > until:
-                    raise TimeoutError("the monitors do not share the shards")
-                await asyncio.sleep(_POLL_S)
+    await watch.execute(_STORED)
+    await watch.close()
+    async with _leading(servers, models, leaders) as (_, processes, watch, _):
+        until = time.monotonic() + _WITHIN_S
+        while leaders > 1 and await watch.fetchval(_HOLDERS) < leaders:
+            if time.monotonic() > until:
+                raise TimeoutError("the monitors do not share the shards")
+            await asyncio.sleep(_POLL_S)
 
         def used() -> tuple[float, float]:
             own = sum(cpu_s(process.pid) for process in processes)
