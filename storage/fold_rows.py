@@ -549,15 +549,16 @@ class Position(_Row, frozen=True, kw_only=True):
         The latest time of an exchange or a tally.
     exchange_us
         The latest capture of an exchange; the mass is that until then.
-    n_detectors
-        Live detectors; None: not known, they are counted.
+    is_counted
+        Whether `n_detectors` is known; else the live detectors are counted.
     """
 
     fold_seq: int = 0
     event_us: int | None = None
     exchange_us: int | None = None
     mass: float = 0.0
-    n_detectors: int | None = 0
+    n_detectors: int = 0
+    is_counted: bool = True
 
 
 class Snapshot(_Row, frozen=True, kw_only=True):

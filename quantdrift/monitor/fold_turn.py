@@ -104,7 +104,7 @@ class FoldTurn:
             self._circumstances_due_s = self._shares_due_s = begun_s
             self._progress()
         if not positions:
-            return lambda: False
+            return self._show_nothing
         folds = self._folds
         after = min(position.fold_seq for position in positions.values())
         with self._processor_time.part("read"):
@@ -130,7 +130,8 @@ class FoldTurn:
             for model, outcome in folds.take().items()
         }
         self._progress()
-        if batches or new or any(outcome.verdicts for outcome in outcomes.values()):
+        # Positions, too, where others' batches were passed over: a fold that is ahead of what is stored counts as lost.
+        if batches or new or until > after or any(outcome.verdicts for outcome in outcomes.values()):
             with self._processor_time.part("write"):
                 await write_models(
                     connection,
@@ -153,6 +154,10 @@ class FoldTurn:
             return until < last
 
         return committed
+
+    def _show_nothing(self) -> bool:
+        self._gauges.clear()
+        return False
 
     async def _look(self, connection: AsyncConnection, now_s: float) -> None:
         """Let the folds know what is so now, beside the batches, where that is due."""

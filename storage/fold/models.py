@@ -187,5 +187,6 @@ def position_of(row: RowMapping | Mapping[str, Any]) -> Position:
         event_us=None if row["event_time"] is None else to_us(row["event_time"]),
         exchange_us=None if row["exchange_time"] is None else to_us(row["exchange_time"]),
         mass=row["mass"],
-        n_detectors=row["n_detectors"],
+        n_detectors=row["n_detectors"] or 0,
+        is_counted=row["n_detectors"] is not None,
     )

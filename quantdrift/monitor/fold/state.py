@@ -124,7 +124,7 @@ class FoldState:
         position = snapshot.position
         self.fold_seq = position.fold_seq
         self.clock = CalendarClock(
-            at_us=position.exchange_us, mass=position.mass, n_detectors=position.n_detectors or 0
+            at_us=position.exchange_us, mass=position.mass, n_detectors=position.n_detectors
         )
         self.watched = ALONE
         self._event_us = position.event_us
@@ -157,7 +157,7 @@ class FoldState:
         self.retired = set(snapshot.retired)
         self.lapsed = set(snapshot.lapsed)
         self.serving = ServingVersions(snapshot.serving)
-        if position.n_detectors is None:
+        if not position.is_counted:
             self._grow_to_live()
         self._closed = {
             key: entry.reason for key, entry in self.slices.items() if entry.reason.startswith(CLOSED)
