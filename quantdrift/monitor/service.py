@@ -1,4 +1,4 @@
-"""The monitor process: one monitor leads and folds, others stand by; temporary failures do not end it."""
+"""The monitor process: one monitor leads, and it or several fold; temporary failures do not end it."""
 
 import asyncio
 import contextlib
@@ -164,6 +164,7 @@ class MonitorService:
             progress=leadership.progress,
         )
         self._shards = ShardLeases(database)
+        self._folds_shards = False
         self._unfolded_due_s = 0.0
         self._discoverer = Discoverer(
             config=config,
@@ -226,8 +227,8 @@ class MonitorService:
         return self._connected
 
     def live(self) -> bool:
-        """Return whether it works; false after it gave up the lead because its fold hangs."""
-        return not self._leadership.is_stuck
+        """Return whether it works; false after it gave up the lead, or its shards, because its fold hangs."""
+        return not (self._leadership.hangs if self._folds_shards else self._leadership.is_stuck)
 
     def _leads(self) -> bool:
         return self._gauges.leads and self._leadership.leads
@@ -386,6 +387,7 @@ class MonitorService:
                 held = HeldShards()
                 if self._shards.takes_part:
                     await self._shards.release()
+            self._folds_shards = self._folds_shards or bool(held.numbers)
             if held != before:
                 _LOG.info(
                     "this monitor folds %s of %d",
