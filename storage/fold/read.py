@@ -211,11 +211,14 @@ _CLOSE: Final = text("""
     select taken.*, a.model_version_id, a.slice_id from taken join alert a on a.id = taken.alert_id
     where a.resolved_at is null or a.ended = 'replaced' order by taken.id
 """)
-_CLOSED: Final = text("""
+_CLOSES: Final = """
     select c.id, c.fold_seq, coalesce(nullif(c.identity, ''), c.made_by) as made_by, c.reason, a.model_version_id, a.slice_id
     from alert_action c join alert a on a.id = c.alert_id
-    where c.action = 'close' and c.fold_seq between :first and :last order by c.id
-""")
+    where c.action = 'close' and c.fold_seq between :first and :last
+"""
+_CLOSED: Final = text(f"{_CLOSES} order by c.id")
+# An alert that has ended since is not closed, and no later one of its slice in its place.
+_CLOSED_NEXT: Final = text(f"{_CLOSES} and (a.resolved_at is null or a.ended = 'replaced') order by c.id")
 # Decisions of people apply from the next batch on, so that folding again gives the same result.
 _DECIDE: Final = text("update baseline set fold_seq = :fold_seq where fold_seq is null returning *")
 _FOLDED: Final = text(f"select {_BATCH} from batch where fold_seq between :first and :last")  # noqa: S608
@@ -518,7 +521,7 @@ async def next_batches(
     """
     borders = {"first": after + 1, "last": last}
     decided = (await connection.execute(_DECIDED, borders)).mappings().all()
-    closed = (await connection.execute(_CLOSED, borders)).mappings().all()
+    closed = (await connection.execute(_CLOSED_NEXT, borders)).mappings().all()
     changed = await followed(connection, after + 1, last)
     decided_with = {row["fold_seq"] for row in (*decided, *closed)} | changed.keys()
     wanted = {"after": after, "last": last, "most": most, "models": sorted(models)}
