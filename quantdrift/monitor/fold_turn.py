@@ -5,8 +5,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from quantdrift.core.clock import Clock
 from quantdrift.core.config import Config
 from quantdrift.core.logs import of_model
@@ -18,6 +16,7 @@ from quantdrift.monitor.explain.ways import ways_with
 from quantdrift.monitor.fold.models import ModelFolds
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.storage.alerts.evidence import Evidence
+from quantdrift.storage.database import Connection
 from quantdrift.storage.fold.circumstances import read_circumstances, read_share_hours
 from quantdrift.storage.fold.models import lock_positions, read_spans
 from quantdrift.storage.fold.read import load_catalog, next_batches, resume
@@ -82,9 +81,7 @@ class FoldTurn:
         """Forget all that is folded and not stored: the next turn starts from the database."""
         self._folds = ModelFolds(self._config)
 
-    async def fold(
-        self, connection: AsyncConnection, models: Collection[str], last: int
-    ) -> Callable[[], bool]:
+    async def fold(self, connection: Connection, models: Collection[str], last: int) -> Callable[[], bool]:
         """Fold what waits of models, up to a limit, inside a transaction.
 
         Parameters
@@ -159,7 +156,7 @@ class FoldTurn:
         self._gauges.clear()
         return False
 
-    async def _look(self, connection: AsyncConnection, now_s: float) -> None:
+    async def _look(self, connection: Connection, now_s: float) -> None:
         """Let the folds know what is so now, beside the batches, where that is due."""
         max_ratio = self._config.monitor.max_loss_ratio
         if now_s >= self._circumstances_due_s:

@@ -14,7 +14,6 @@ from typing import Final
 from opentelemetry._logs import LogRecord
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clock import Clock, SystemClock, is_due
 from quantdrift.core.config import Config, Secrets
@@ -50,7 +49,7 @@ from quantdrift.monitor.unread_tallies import UnreadTallies
 from quantdrift.storage.address import Dsn
 from quantdrift.storage.admin.retention import maintain_by_two_clocks
 from quantdrift.storage.comparisons.writer import Writer
-from quantdrift.storage.database import Database
+from quantdrift.storage.database import Connection, Database
 from quantdrift.storage.fold.models import model_numbers, sum_up
 from quantdrift.storage.fold.read import number, numbering
 from quantdrift.storage.incidents.incidents import count_due, store_count
@@ -361,7 +360,7 @@ class MonitorService:
             committed = await self._fold.fold(connection, models, now.fold_seq)
         return committed() or more
 
-    async def _number(self, connection: AsyncConnection) -> tuple[int, bool]:
+    async def _number(self, connection: Connection) -> tuple[int, bool]:
         """Assign numbers to new batches; return how far they have numbers, and whether more may wait."""
         shards = self._config.monitor.shards
         numbered = await number(
