@@ -64,11 +64,23 @@ _NUMBERING: Final = text(
     "select fold_seq, coalesce(model_seq = fold_seq, false) as by_model, shards from fold where id = 1"
 )
 _FASTEST: Final = text("select max(fold_seq) from model_fold")
-_LAST_COMPARED: Final = text("""
-    select stored_at from batch
-    where kind = 'comparison' and fold_seq <= :last
-        and (cast(:model as text) is null or compared_model is null or compared_model = :model)
-    order by fold_seq desc limit 1
+_LAST_COMPARED: Final = text(
+    "select stored_at from batch where kind = 'comparison' and fold_seq <= :last order by fold_seq desc limit 1"
+)
+# Comparisons of several models in one batch are those of long ago, if any.
+_LAST_COMPARED_OF: Final = text("""
+    select max(stored_at) as stored_at from (
+        (
+            select fold_seq, stored_at from batch where compared_model = :model and fold_seq <= :last order by fold_seq desc limit 1
+        )
+        union all
+        (
+            select fold_seq, stored_at from (
+                select kind, fold_seq, stored_at from batch
+                where compared_model is null and fold_seq <= :last order by fold_seq desc limit 1000
+            ) of_none where kind = 'comparison' order by fold_seq desc limit 1
+        )
+    ) last having count(*) > 0
 """)
 _NEXT: Final = "select {batch} from batch where fold_seq > :after and fold_seq <= :last and (compared_model is null or compared_model = any(cast(:models as text[])) or fold_seq = any(cast(:decided as bigint[]))) order by fold_seq limit :most"
 _BATCH: Final = """
@@ -315,7 +327,7 @@ async def resume(
         expired = await rows(_RECENT_EXPIRIES, horizon=horizon)
         hour = from_us(position.event_us).replace(minute=0, second=0, microsecond=0)
         items = await rows(_RECENT_ITEMS, horizon=hour - _HOUR)
-    compared = await rows(_LAST_COMPARED)
+    compared = await rows(_LAST_COMPARED if model is None else _LAST_COMPARED_OF)
     versions = None if model is None else set(await connection.scalars(_VERSIONS, {"model": model}))
     return Snapshot(
         position=position,
