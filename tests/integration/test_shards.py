@@ -21,6 +21,7 @@ from quantdrift.storage.fold.read import claim, load_catalog, number, numbering,
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.shards import ShardLeases, part_of, shard_states
 from tests.support.monitor.model_streams import CONFIG, fill
+from tests.support.monitor.monitor_processes import connected
 from tests.support.storage.databases import Databases
 
 pytestmark = pytest.mark.integration
@@ -103,16 +104,13 @@ def _without_numbers(details: str) -> dict[str, Any]:
 
 async def test_a_model_has_the_same_rows_in_any_shard(databases: Databases) -> None:
     """Bit for bit: folded as one process does, and as three that lag, are killed, and take each other's shards over."""
-    async with databases.copy(fill) as dsn, Database(dsn) as database:
-        record = await asyncpg.connect(dsn)
+    async with databases.copy(fill) as dsn, Database(dsn) as database, connected(dsn) as record:
         turn = folding()
         while await waiting(database):
             await fold_alone(database, turn)
         expected = await result(record)
-        await record.close()
     rng = random.Random(3)
-    async with databases.copy(fill) as dsn, Database(dsn) as database:
-        record = await asyncpg.connect(dsn)
+    async with databases.copy(fill) as dsn, Database(dsn) as database, connected(dsn) as record:
         turns = [folding() for _ in range(_SHARDS)]
         while await waiting(database):
             await number_next(database, most=rng.randrange(1, 40))
@@ -126,7 +124,6 @@ async def test_a_model_has_the_same_rows_in_any_shard(databases: Databases) -> N
         ):  # what is of other models is no concern of theirs, and noted as such
             await fold_shards(database, turn, [shard])
         found = await result(record)
-        await record.close()
     for name, rows in expected.items():
         assert found[name] == rows, name
     assert {row[0] for row in expected["alert"]} == {1, 2, 3}
@@ -136,8 +133,7 @@ async def test_a_model_has_the_same_rows_in_any_shard(databases: Databases) -> N
 
 async def test_a_release_that_knows_one_position_may_fold_in_between(databases: Databases) -> None:
     """In a roll-out, or after one that was undone: nothing is folded twice or left out, and models go on from where that release was."""
-    async with databases.copy(fill) as dsn, Database(dsn) as database:
-        record = await asyncpg.connect(dsn)
+    async with databases.copy(fill) as dsn, Database(dsn) as database, connected(dsn) as record:
         await fold_alone(database, folding(), most=60)
         async with database.begin() as connection:
             fold = Fold(CONFIG, await resume(connection))
@@ -162,7 +158,6 @@ async def test_a_release_that_knows_one_position_may_fold_in_between(databases: 
         )
         stored = await record.fetch("select model_version_id, count(*) from comparison group by 1 order by 1")
         assert [tuple(row) for row in counted] == [tuple(row) for row in stored]
-        await record.close()
 
 
 @pytest.mark.parametrize("n_monitors", [1, 2, 3, 5])
