@@ -35,14 +35,14 @@ _IN_FORCE: Final = text("""
 _HISTORY: Final = text(_IN_FORCE.text.replace("distinct on (v.model, v.id, s.id, b.metric, b.kind)", ""))
 # In pages by the primary key: whole exchanges, in the order of capture, however many there are.
 _ROWS: Final = text("""
-    select batch_id, comparison.exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
+    select batch_id, c.exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
         pi1, pi2, u1, u2, candidate_margin, flip, tie, topk, js, divergence, margin, latency_s
-    from comparison join batch on batch.id = comparison.batch_id
-    where captured_at >= :begin and captured_at < :end and model_version_id = :version
+    from comparisons(cast(:at as timestamptz), :end, cast(:slices as int[])) c join batch on batch.id = c.batch_id
+    where model_version_id = :version
         -- Rows that wait for the monitor are learned when they are folded, and must not be learned twice.
         and batch.fold_seq is not null and slice_ids && cast(:slices as int[])
-        and (captured_at, comparison.exchange_id, item) > (:at, cast(:exchange as uuid), :item)
-    order by captured_at, comparison.exchange_id, item limit :most
+        and (captured_at, c.exchange_id, item) > (:at, cast(:exchange as uuid), :item)
+    order by captured_at, c.exchange_id, item limit :most
 """)
 _LEARNED: Final = text("""
     select distinct b.slice_id, b.metric, b.kind, d.state

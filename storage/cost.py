@@ -24,38 +24,32 @@ _SUMS: Final = text(
     statement(
         _MEASURES,
         """
-        from comparison c
+        from comparisons(:begin, :end, cast(:slices as int[])) c
         left join unnest(cast(:names as text[]), cast(:worths as double precision[])) as price (name, worth)
             on price.name = c.attributes ->> cast(:attribute as text)
-        where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
+        where c.model_version_id = :version
             and c.slice_ids && cast(:slices as int[])
         """,
         at="cast(:begin as timestamptz)",
     ).replace("::", "\\:\\:")
 )
-# All rows of a batch are of one model: a batch is computed by one reference.
 _REPLAYS: Final = text("""
-    select v.model, coalesce(sum(b.replay_s), 0) as seconds, cast(sum(b.n_rows) as bigint) as n,
+    select b.compared_model as model, coalesce(sum(b.replay_s), 0) as seconds, cast(sum(b.n_rows) as bigint) as n,
         cast(coalesce(sum(b.n_rows) filter (where b.replay_s is not null), 0) as bigint) as n_timed
     from batch b
-    cross join lateral (
-        select c.model_version_id from comparison c
-        where c.batch_id = b.id and c.captured_at between b.captured_from and b.captured_to limit 1
-    ) one
-    join model_version v on v.id = one.model_version_id
-    where b.kind = 'comparison' and b.stored_at >= :begin and b.stored_at < :end and b.n_rows > 0 group by 1
+    where b.kind = 'comparison' and b.stored_at >= :begin and b.stored_at < :end and b.n_rows > 0
+        and b.compared_model is not null group by 1
 """)
 
 
 _MEAN_WORTH: Final = text("""
     select sum(1 / (c.pi1 * c.pi2) * coalesce(price.worth, :per_request)) / nullif(sum(1 / (c.pi1 * c.pi2)), 0)
-    from comparison c
+    from comparisons(:begin, :end, cast(:slices as int[]), true) c
     join unnest(cast(:begins as timestamptz[]), cast(:ends as timestamptz[])) as part (begin_at, end_at)
         on c.captured_at >= part.begin_at and c.captured_at < part.end_at
     left join unnest(cast(:names as text[]), cast(:worths as double precision[])) as price (name, worth)
         on price.name = c.attributes ->> cast(:attribute as text)
     where c.flip and c.model_version_id = :version and c.slice_ids && cast(:slices as int[])
-        and c.captured_at >= :begin and c.captured_at < :end
 """)
 
 

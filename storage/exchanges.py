@@ -14,6 +14,7 @@ from quantdrift.facts.figures import Figure
 from quantdrift.facts.speed import Times
 from quantdrift.facts.words.amount import class_name
 from quantdrift.storage import queries, snapshot
+from quantdrift.storage.comparisons.point import at_key
 from quantdrift.storage.figures.figures import people_affected
 from quantdrift.storage.labels import LabelOutcome, outcomes
 from quantdrift.storage.snapshot import in_time, rows
@@ -25,17 +26,17 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 # The less is read, the less time it may take: together with what follows, some seconds at worst.
 _LOOKED: Final = ((timedelta(days=7), 2.0), (timedelta(days=1), 1.0), (timedelta(hours=2), 0.5))
 MOST_DIRECTIONS: Final = 12
-_WORST: Final = """
-    with {keys}
+_WORST: Final = f"""
+    with {{keys}}
     select c.captured_at as at, c.exchange_id as exchange, c.item, c.divergence, c.flip, c.tie, c.trace, c.attributes,
         c.detail, c.candidate_margin, c.reference_margin
-    from worst w join comparison c using (captured_at, exchange_id, item)
+    from worst w {at_key("w")}
     order by c.flip is not true, c.divergence desc nulls last, c.captured_at limit :most
-"""
+"""  # noqa: S608 - constants
 _EXAMPLES = text("""
-    select exchange_id::text, item, captured_at, flip, divergence, trace, detail from comparison
-    where captured_at >= :begin and captured_at < :end and model_version_id = :version
-        and slice_ids @> array[cast(:slice as int)] and (flip or not :flips)
+    select exchange_id::text, item, captured_at, flip, divergence, trace, detail
+    from comparisons(:begin, :end, array[cast(:slice as int)], :flips)
+    where model_version_id = :version and slice_ids @> array[cast(:slice as int)] and (flip or not :flips)
     order by flip desc nulls last, divergence desc nulls last, captured_at desc limit :most
 """)
 

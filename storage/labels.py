@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.facts.estimate import ClusterSums, SharedSums
 from quantdrift.storage import snapshot
 from quantdrift.storage.audit import Action, add
+from quantdrift.storage.comparisons.point import at_key
 from quantdrift.storage.figures.estimates import (
     SliceClusters,
     SummedVersion,
@@ -35,18 +36,29 @@ _STAGE: Final = """
 """
 _KEYS: Final = {EXCHANGE: "c.exchange_id::text", TRACE: "split_part(c.trace, '-', 2)"}
 _ATTRIBUTE: Final = "c.attributes ->> cast(:by as text)"
+_MATCHED: Final = """
+    create temp table matched (
+        n bigint, captured_at timestamptz, exchange_id uuid, item smallint, model_version_id int, label text, drawn_for int,
+        candidate_right boolean, reference_right boolean
+    ) on commit drop
+"""
 _MATCH: Final = """
-    create temp table matched on commit drop as
+    insert into matched
     select distinct on (c.captured_at, c.exchange_id, c.item)
         g.n, c.captured_at, c.exchange_id, c.item, c.model_version_id, g.label, g.drawn_for,
         coalesce(g.candidate_right, (c.detail ->> 'candidate_top')::int = g.class) as candidate_right,
         coalesce(g.reference_right, (c.detail ->> 'reference_top')::int = g.class) as reference_right
     from given g
-    join comparison c on {key} = g.key and c.item = g.item
+    join {rows} on {key} = g.key and c.item = g.item
     join model_version v on v.id = c.model_version_id and v.model = :model
     where c.captured_at >= :since
     order by c.captured_at, c.exchange_id, c.item, g.n desc
 """
+# In two statements: an index finds those of `comparison`.
+_ROWS: Final = (
+    "comparison c",
+    "(select r.* from condensed_block b cross join lateral block_rows(b) r where b.captured_to >= :since) c",
+)
 _STORE: Final = """
     insert into label (
         captured_at, exchange_id, item, model_version_id, label, candidate_right, reference_right, drawn_for, as_it_came
@@ -72,8 +84,8 @@ _MEASURES: Final = {
     "help": "(l.candidate_right and not l.reference_right)::int",
     "both_wrong": "(not l.candidate_right and not l.reference_right)::int",
 }
-_LABELLED: Final = """
-        from label l join comparison c using (captured_at, exchange_id, item)
+_LABELLED: Final = f"""
+        from label l {at_key("l")}
         where l.captured_at >= :begin and l.captured_at < :end and l.model_version_id = any(cast(:versions as int[]))
 """
 _OUTCOMES: Final = statement(
@@ -94,9 +106,9 @@ _NUMBER: Final = "md5(c.exchange_id::text || ':' || c.item::text)"
 _WANTED: Final = f"""
     select c.captured_at, c.exchange_id::text as exchange_id, c.item, c.model_version_id, c.trace, c.attributes ->> :header as request_id,
         (c.detail ->> 'reference_top')::int as reference, (c.detail ->> 'candidate_top')::int as candidate
-    from comparison c left join label l using (captured_at, exchange_id, item)
+    from comparisons(:begin, :end, array[cast(:slice as int)], true) c
+    left join label l on l.captured_at = c.captured_at and l.exchange_id = c.exchange_id and l.item = c.item
     where c.model_version_id = :version and c.slice_ids @> array[cast(:slice as int)] and c.flip and l.drawn_for is null
-        and c.captured_at >= :begin and c.captured_at < :end
     order by {_NUMBER} limit :n
 """  # noqa: S608 - constant text
 _DRAWS: Final = text("""
@@ -308,9 +320,12 @@ async def load(
     ]
     await driver.copy_records_to_table("given", records=records, columns=_COLUMNS)
     await connection.execute(text("analyze given"))
-    match = text(_MATCH.replace("{key}", _KEYS.get(by, _ATTRIBUTE)).replace("::", "\\:\\:"))
+    await connection.execute(text(_MATCHED))
+    match = _MATCH.replace("{key}", _KEYS.get(by, _ATTRIBUTE)).replace("::", "\\:\\:")
     values: dict[str, Any] = {"model": model, "since": since}
-    await connection.execute(match, values if by in _KEYS else {**values, "by": by})
+    for kept_in in _ROWS:
+        statement = text(match.replace("{rows}", kept_in))
+        await connection.execute(statement, values if by in _KEYS else {**values, "by": by})
     await connection.execute(text(_STORE))
     counts = (await connection.execute(_COUNTS)).one()
     unmatched = (await connection.execute(_UNMATCHED, {"most": MOST_NAMED})).one()

@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold_rows import ComparisonRow
-from quantdrift.storage.schema.partitions import partition_days, partition_name
+from quantdrift.storage.schema.partitions import partition_days
 from quantdrift.storage.schema.tables import Base
 
 EXCHANGE: Final = "exchange"
@@ -35,7 +35,15 @@ ANY: Final = "any"
 STATEMENT_TIMEOUT_S: Final = 3600.0
 """A search reads whole tables: one day of comparisons at a time."""
 
-OF_AN_EXCHANGE: Final = ("comparison", "noise", "embedding", "label", "quarantine", "session")
+OF_AN_EXCHANGE: Final = (
+    "comparison",
+    "condensed_block",
+    "noise",
+    "embedding",
+    "label",
+    "quarantine",
+    "session",
+)
 """Tables with rows of an exchange, which are deleted; of `session`, its items."""
 REDACTED: Final = (
     "alert",
@@ -319,9 +327,12 @@ class Search:
         holding = StoredPlace(place="comparison", n=0)
         for day in days:
             self._progress(f"searching comparison, {day}")
+            midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
             rows = await self._rows(
                 "select captured_at, cast(exchange_id as text) as id, max(trace) as trace, count(*) as n"  # noqa: S608
-                f" from {partition_name(day)} where {condition} group by 1, 2",
+                f" from comparisons(:begin, :end) where {condition} group by 1, 2",
+                begin=midnight,
+                end=midnight + timedelta(days=1),
                 **values,
             )
             for row in rows:

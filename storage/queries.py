@@ -69,9 +69,8 @@ order by is_before desc, bar;
 DIRECTIONS: Final = """
 select coalesce(reference_class, -1)::text as reference, coalesce(candidate_class, -1)::text as candidate, count(*) as n,
   count(*) filter (where tie) as n_tie, sum(weight) as weight, sum(weight) / sum(sum(weight)) over () as share
-from item
+from items(:begin, :end, array[:slice], true)
 where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
-  and captured_at >= :begin and captured_at < :end
   and flip and detail ? 'reference_top'
 group by 1, 2
 order by weight desc, reference, candidate
@@ -81,9 +80,8 @@ MARGINS: Final = """
 select flip, least(width_bucket(reference_margin, 0, 1, 20), 20) as bar, count(*) as n, sum(weight) as weight
 from (
   select flip, reference_margin, weight
-  from item
+  from items(:begin, :end, array[:slice])
   where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
-    and captured_at >= :begin and captured_at < :end
     and flip is not null and reference_margin >= 0
   order by captured_at desc
   limit 200000
@@ -94,9 +92,8 @@ order by flip, bar;
 WORST: Final = """
 select captured_at, exchange_id, item, flip, tie, divergence, reference_class, candidate_class, reference_scores, candidate_scores,
   reference_margin, candidate_margin, request_id, trace_id, attributes, weight
-from item
+from items(:begin, :end, array[:slice])
 where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
-  and captured_at >= :begin and captured_at < :end
 order by flip desc nulls last, divergence desc nulls last
 limit 20;
 """
@@ -107,9 +104,8 @@ from (
   select part, seconds, weight, sum(weight) over (partition by part order by seconds) as up_to, sum(weight) over (partition by part) as total
   from (
     select distinct on (captured_at, exchange_id) latency_s, first_token_s, per_token_s, 1 / (pi1 * pi2) as weight
-    from comparison
-    where model_version_id = :version and slice_ids @> array[:slice]
-      and captured_at >= :begin and captured_at < :end and latency_s is not null
+    from comparisons(:begin, :end, array[:slice])
+    where model_version_id = :version and slice_ids @> array[:slice] and latency_s is not null
     order by captured_at desc, exchange_id
     limit 20000
   ) as newest
@@ -160,15 +156,15 @@ order by items desc;
 ITEM_TIMES: Final = """
 select model, candidate_version as version, device, count(*) as items, avg(replay_s / n_rows) as reference, avg(latency_s / n_items) as candidate
 from (
-  select id, coalesce(provenance ->> 'device', '') as device, replay_s, n_rows
+  select id, coalesce(provenance ->> 'device', '') as device, replay_s, n_rows, captured_from, captured_to
   from batch
   where kind = 'comparison' and stored_at >= :begin and stored_at < :end and replay_s is not null and n_rows > 0
   order by id desc
   limit 500
 ) as newest
-join comparison on batch_id = newest.id and captured_at >= timestamptz :begin - interval '1 day'
+cross join lateral comparisons(captured_from, captured_to + interval '1 microsecond') as compared
 join model_version on model_version.id = model_version_id
-where latency_s is not null
+where latency_s is not null and batch_id = newest.id
 group by model, candidate_version, device
 order by model, candidate_version, device
 limit 100;

@@ -38,7 +38,14 @@ _DIVERGENCES = text("""
             select model_version_id, detail from comparison where captured_at < :before
             order by captured_at desc, exchange_id desc, item desc limit :scanned
         ) newest
-        where model_version_id = :version limit :most
+        where model_version_id = :version
+        union all
+        select r.detail from condensed_block b cross join lateral block_rows(b) r
+        where r.captured_at < :before and b.id in (
+            select id from condensed_block where model_version_id = :version and captured_from < :before
+            order by captured_to desc limit 2
+        )
+        limit :most
     ) of_version group by 1
 """)
 _NEWEST: Final = 1_000  # answers that tell which divergence a version's answers have

@@ -3,6 +3,8 @@
 The index on the divergence finds the worst items of all traffic. The first `DEEP` of these are read: any slice that is as bad as
 the traffic, or worse, has its worst items among them, and then they are exactly the slice's. A slice with fewer there is read by
 the index on the slices instead: it is rare, or sound.
+
+A condensed block knows how bad its worst item of each slice is: the worst `n` items are in the `n` blocks whose worst item is the worst.
 """
 
 from typing import Final
@@ -32,10 +34,38 @@ _WORST: Final = f"""
             offset 0
         ) c
         order by {_ORDER} limit {{n}}
+    ), block as (
+        select b.id, b.captured_from >= {{begin}} and b.captured_to < {{end}} as is_inside, of.n_changed, of.worst_changed, of.worst_other
+        from condensed_block b cross join lateral (
+            select sum(one.changed) as n_changed, max(one.worst_changed) as worst_changed, max(one.worst_other) as worst_other
+            from unnest(b.slices, b.changed, b.worst_changed, b.worst_other) as one (slice, changed, worst_changed, worst_other)
+            where one.slice = any({{slices}})
+        ) of
+        where b.captured_to >= {{begin}} and b.captured_from < {{end}} and b.model_version_id = any({{versions}})
+            and b.slices && {{slices}}
+    ), picked as (
+        (
+            select id from block where is_inside and {{by_flip}} and n_changed > 0
+            order by worst_changed desc nulls last fetch first ({{n}}) rows with ties
+        )
+        union (
+            select id from block where is_inside and {{by_flip}}
+            order by worst_other desc nulls last fetch first ({{n}}) rows with ties
+        )
+        union (
+            select id from block where is_inside and not {{by_flip}}
+            order by greatest(worst_changed, worst_other) desc nulls last fetch first ({{n}}) rows with ties
+        )
+        union (select id from block where not is_inside)
+    ), old as materialized (
+        select {_KEY} from condensed_block b cross join lateral block_rows(b) c
+        where b.id in (select id from picked) and {_WITHIN} and c.slice_ids && {{slices}}
+        order by {{by_flip}} and c.flip is true desc, {_ORDER} limit {{n}}
     ), worst as materialized (
         select * from changed
         union all select * from near where (select count(*) from changed) + (select count(*) from near) >= {{n}}
         union all select * from far
+        union all select * from old
     )
 """  # noqa: S608 - constants
 

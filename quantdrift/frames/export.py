@@ -133,13 +133,13 @@ def _write(connection: SnapshotConnection, path: Path, day: date, about: _About)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(".unfinished.parquet")  # readers leave out names that begin with a dot
     begin = _midnight(day)
-    conditions = "captured_at >= $1 and captured_at < $2"
+    conditions = "true"
     parameters: list[Any] = [begin, begin + timedelta(days=1)]
     for column, value in (("model", about.request.model), ("slice", about.request.slice)):
         if value:
             parameters.append(value)
             conditions += f" and {column} = ${len(parameters)}"
-    query = f"select * from item where {conditions} order by captured_at, exchange_id, item"  # noqa: S608 -- fixed words
+    query = f"select * from items($1, $2) where {conditions} order by captured_at, exchange_id, item"  # noqa: S608 -- fixed words
     rows = 0
     try:
         with connection.batches(query, parameters) as reader:

@@ -1,5 +1,7 @@
 """The tables that data scientists read, each as one function."""
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 FrameT = TypeVar("FrameT")
 Step = Literal["hour", "day"]
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WEEK: Final = timedelta(days=7)
 
 
@@ -157,9 +160,7 @@ class Tables(Generic[FrameT]):
         parameters: list[Any] = [model, begin, until, timezone, version, *slices]
         named = ", ".join(f"${number}" for number in range(6, 6 + len(slices)))
         local = "(captured_at at time zone $4)"
-        conditions = [
-            f"model = $1 and captured_at >= $2 and captured_at < $3 and ($5 = '' or candidate_version = $5) and slice in ({named})"
-        ]
+        conditions = [f"model = $1 and ($5 = '' or candidate_version = $5) and slice in ({named})"]
         for left_out in not_in:
             if isinstance(left_out, tuple):
                 parameters += [_zoned(left_out[0], zone), _zoned(left_out[1], zone)]
@@ -169,7 +170,7 @@ class Tables(Generic[FrameT]):
                 conditions.append(f"{local}::date <> {_literal(f'{left_out:%Y-%m-%d}')}::date")
         items = self._connection.table(
             f"select candidate_version, slice, date_trunc('{step}', {local})::date as day, {value}, weight, group_key, exchange_id"  # noqa: S608 -- numbers, quoted dates and constants
-            f" from item where {' and '.join(conditions)}",
+            f" from items($2, $3) where {' and '.join(conditions)}",
             parameters,
         )
         return self._convert(estimate(items, value=value, by=["candidate_version", "slice", "day"], cap=cap))
@@ -194,9 +195,10 @@ class Tables(Generic[FrameT]):
             " when l.reference_right and not l.candidate_right then 'hurt'"
             " when l.candidate_right and not l.reference_right then 'helped'"
             " when i.flip then 'did not matter' when l.candidate_right then 'right' else 'wrong' end as did"
-            " from label l join item i using (captured_at, exchange_id, item)"
-            " where i.model = $1 and i.slice = $2 and ($3 = '' or i.candidate_version = $3)"
-            " and l.captured_at >= $4 and l.captured_at < $5 and i.captured_at >= $4 and i.captured_at < $5"
+            " from label l cross join lateral items(l.captured_at, l.captured_at + interval '1 microsecond') i"
+            " where i.exchange_id = l.exchange_id and i.item = l.item"
+            " and i.model = $1 and i.slice = $2 and ($3 = '' or i.candidate_version = $3)"
+            " and l.captured_at >= $4 and l.captured_at < $5"
             " order by i.captured_at, i.exchange_id, i.item",
             model,
             slice,
@@ -222,8 +224,9 @@ class Tables(Generic[FrameT]):
             slices=slices, versions=versions, begin="$1", end="$2", n=str(int(n)), changed_first=False
         )
         return self.sql(
-            f"with {keys} select i.* from worst join item i using (captured_at, exchange_id, item)"  # noqa: S608 -- numbers
-            f" where i.slice_id = any({slices}) order by i.divergence desc nulls last, i.captured_at limit {int(n)}",
+            f"with {keys} select i.* from worst w"  # noqa: S608 -- numbers
+            " cross join lateral items(w.captured_at, w.captured_at + interval '1 microsecond') i"
+            f" where i.exchange_id = w.exchange_id and i.item = w.item and i.slice_id = any({slices}) order by i.divergence desc nulls last, i.captured_at limit {int(n)}",
             begin,
             until,
         )
@@ -234,10 +237,24 @@ class Tables(Generic[FrameT]):
         Only x-request-id has an index: another header is searched in all comparisons.
         """
         name = header.lower()
-        column = "request_id" if name == "x-request-id" else f"attributes ->> {_literal(f'header.{name}')}"
+        column = f"attributes ->> {_literal(f'header.{name}')}"
+        # Of condensed days only the blocks that may have it are read whole.
+        if name == "x-request-id" and _UUID.fullmatch(request_id):
+            may_have, looked_for = "$2::uuid = any(b.request_id)", request_id
+        else:
+            may_have, looked_for = (
+                "strpos(array_to_string(b.attributes, ' '), $2) > 0",
+                json.dumps(request_id, ensure_ascii=False),
+            )
         return self.sql(
-            f"select * from item where slice = 'all' and {column} = $1 order by captured_at, item",  # noqa: S608 -- quoted
+            f"with found as ("  # noqa: S608 -- quoted
+            f"select captured_at, exchange_id, item from comparison where {column} = $1 union all"
+            " select r.captured_at, r.exchange_id, r.item from condensed_block b cross join lateral block_rows(b) r"
+            f" where {may_have} and r.{column} = $1)"
+            " select i.* from found cross join lateral items(found.captured_at, found.captured_at + interval '1 microsecond') i"
+            " where i.exchange_id = found.exchange_id and i.item = found.item and i.slice = 'all' order by captured_at, item",
             request_id,
+            looked_for,
         )
 
     def direction(
@@ -258,8 +275,8 @@ class Tables(Generic[FrameT]):
         slices, versions = self._keys(model, slice, version)
         return self.sql(
             "select reference_class, candidate_class, tie, count(*) as n, sum(weight) / sum(sum(weight)) over () as share"  # noqa: S608 -- numbers
-            f" from item where slice_ids && {slices} and slice_id = any({slices}) and model_version_id = any({versions})"
-            " and captured_at >= $1 and captured_at < $2 and flip and reference_class is not null"
+            f" from items($1, $2, {slices}, true) where slice_ids && {slices} and slice_id = any({slices}) and model_version_id = any({versions})"
+            " and flip and reference_class is not null"
             " group by reference_class, candidate_class, tie order by share desc, reference_class, candidate_class",
             begin,
             until,

@@ -47,7 +47,7 @@ from quantdrift.monitor.server_certificates import ServerCertificates
 from quantdrift.monitor.session_search import SessionSearch
 from quantdrift.monitor.unread_tallies import UnreadTallies
 from quantdrift.storage.address import Dsn
-from quantdrift.storage.admin.retention import maintain_by_two_clocks
+from quantdrift.storage.admin.retention import maintain_by_two_clocks, thin_tallies
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Connection, Database
 from quantdrift.storage.fold.models import model_numbers, sum_up
@@ -62,6 +62,7 @@ EXPORT_S: Final = 15.0
 """Time between two exports of the gauges, unless the variable of OpenTelemetry says otherwise."""
 _EXPORT_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 MAINTENANCE_EVERY = timedelta(days=1)
+THIN_TALLIES_EVERY = timedelta(hours=1)
 # An outage of Postgres is longer by at most this. A fold pauses for as long as it took: the states of many slices are then written
 # less often, and half of the core is left.
 _LONGEST_PAUSE_S = 2.0
@@ -152,6 +153,7 @@ class MonitorService:
         self._clock = clock
         self._stop = stop
         self._maintained_at: datetime | None = None
+        self._thinned_at: datetime | None = None
         self._connected = False
         self._gauges = SliceGauges(clock, config.telemetry.max_slices, hangs=lambda: leadership.hangs)
         self._gauges.register(telemetry)
@@ -429,6 +431,10 @@ class MonitorService:
         if is_due(self._maintained_at, MAINTENANCE_EVERY, now) and self._leads():
             await maintain_by_two_clocks(self._database, self._config.storage, now)
             self._maintained_at = now
+        if is_due(self._thinned_at, THIN_TALLIES_EVERY, now) and self._leads():
+            # A fold that is hours behind leaves its tallies for later.
+            await thin_tallies(self._database, self._thinned_at and self._thinned_at - timedelta(days=1))
+            self._thinned_at = now
         await self._stop.wait(TURN_S)
 
 

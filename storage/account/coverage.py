@@ -44,8 +44,7 @@ _EXPIRED = text("""
 """)
 
 _COMPARED = text("""
-    select header_stratum, count(distinct exchange_id) as n from comparison
-    where captured_at >= :begin and captured_at < :end group by 1
+    select header_stratum, count(distinct exchange_id) as n from comparisons(:begin, :end) group by 1
 """)
 
 _SKIPPED = text("""

@@ -117,6 +117,9 @@ group by model, candidate_version, slice
 order by flip_without_ties desc nulls last;
 ```
 
+Where old days are [condensed](../how-to/operate.md#condense-old-days), say `from items(now() - interval '1 day', now())` in place of `item` and the condition on its time: it
+reads only these.
+
 Group by the version, too: after a release the day has two of them. `frames.estimate` gives such means [with their
 intervals](../how-to/frames.md#intervals).
 

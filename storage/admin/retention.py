@@ -4,7 +4,8 @@
 refers to them, together with their verdicts, detectors and baselines.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,7 +16,13 @@ from sqlalchemy import CursorResult, text
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
 from quantdrift.storage.database import Database
-from quantdrift.storage.schema.partitions import AHEAD_DAYS, drop_partition, ensure_partitions, partition_days
+from quantdrift.storage.schema.partitions import (
+    AHEAD_DAYS,
+    drop_partition,
+    empty_partition,
+    ensure_partitions,
+    partition_days,
+)
 
 _CHUNK: Final = 10_000  # rows per transaction: each is short, and an interrupted run loses nothing
 _DROP_TIMEOUT_S: Final = 2.0
@@ -39,6 +46,26 @@ _OLD_TALLIES: Final = """
         limit :chunk
     )
 """
+# Counts are cumulative: of those between two that stay, the sums stay. A sidecar that sent none for five minutes counts as ended,
+# also where the traffic is folded again.
+_DENSE_TALLIES: Final = """
+    with fold_time as (select min(event_time) - interval '75 minutes' as before from fold)
+    delete from tally where (source, boot, stratum, sequence) in (
+        select dense.source, dense.boot, dense.stratum, dense.sequence
+        from fold_time
+        join tally dense on dense.at < fold_time.before and (cast(:since as timestamptz) is null or dense.at >= :since)
+        cross join lateral (
+            select t.at from tally t
+            where t.source = dense.source and t.boot = dense.boot and t.stratum = dense.stratum
+                and t.sequence > dense.sequence
+            order by t.sequence
+            limit 1
+        ) next
+        where next.at < fold_time.before
+            and date_bin('3 minutes', dense.at, '2000-01-01 00:00:00+00') = date_bin('3 minutes', next.at, '2000-01-01 00:00:00+00')
+        limit :chunk
+    )
+"""
 _OLD_BATCHES: Final = """
     delete from batch where id in (
         select id from batch
@@ -57,6 +84,13 @@ _OLD_ARRIVALS: Final = """
         limit :chunk
     )
 """
+_OLD_BLOCKS: Final = "select * from blocks_drop(:before, :chunk)"
+_CONDENSED: Final = text("select n, last_at from comparison_condense(:day, :since, :most)")
+_FOLDED_UNTIL: Final = text("select min(event_time) from fold")
+_CONDENSED_AT_ONCE: Final = 65_536
+"""Comparisons of a transaction that makes blocks of 1,024: some seconds."""
+_WAITS: Final = timedelta(days=1)
+"""How far the fold must be beyond a day before it is condensed: it reads single comparisons."""
 # The monitor may not read payloads, nor learn which row still has one.
 _OLD_PAYLOADS: Final = "select * from payloads_drop(:before, :chunk)"
 _OLD_QUARANTINE: Final = """
@@ -321,6 +355,7 @@ _OLD_VERSIONS: Final = """
     )
 )
 _WITH_ITS_SLICE: Final = "with its slice or version"
+_EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _NEVER_MORE: Final = "one row"
 ENDS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -331,8 +366,9 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "baseline": "history_days after a newer one took effect; the one in effect goes with its slice or version",
         "batch": "retention_days",
         "clustering": "retention_days after a newer one of its space; the newest is in use",
-        "comparison": "retention_days",
+        "comparison": "retention_days; before that into condensed_block, where condense_after_days is set",
         "compatibility": _NEVER_MORE,
+        "condensed_block": "retention_days",
         "detector": "90 days, or retention_days if that is longer, after it is retired",
         "discovery": "history_days after it expired or was retired; never while a person has retired it",
         "discovery_change": "history_days after a newer one, or with its discovery",
@@ -368,7 +404,8 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "session": "when it closes, or retention_days",
         "slice": "history_days after it lost its place; those with a place are limited in number",
         "slice_change": "history_days after a newer one, or with its slice",
-        "tally": "retention_days; the last of each start before that stays as long as a later one",
+        "tally": "retention_days, and after 75 minutes only the last of every three minutes; the last of each start before that stays"
+        " as long as a later one",
         "transition": "history_days",
         "undeclared_session": _WITH_ITS_SLICE,
         "value_share": "history_days after the last item",
@@ -388,7 +425,9 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
         UTC days whose partition of `comparison` was created or dropped.
     partitions_busy
         Days that are due but were locked; the next round tries again.
-    n_tallies, n_arrivals, n_batches, n_quarantined, n_policies
+    n_condensed
+        Comparisons that went into blocks.
+    n_blocks, n_tallies, n_arrivals, n_batches, n_quarantined, n_policies
         Rows deleted.
     n_payloads
         Quarantined exchanges whose payload was deleted.
@@ -413,6 +452,8 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     partitions_made: tuple[date, ...]
     partitions_dropped: tuple[date, ...]
     partitions_busy: tuple[date, ...]
+    n_condensed: int
+    n_blocks: int
     n_tallies: int
     n_arrivals: int
     n_batches: int
@@ -472,7 +513,7 @@ async def maintain(
         )
         days = await partition_days(connection)
     # A day is dropped when all of it is too old.
-    due = [day for day in days if day < kept_from.astimezone(UTC).date()]
+    due = [day for day in days if day < _midnight(kept_from).date()]
     dropped = [day for day in due if await _dropped(database, day)]
     superseded = {"before": now - max(SUPERSEDED_AFTER, timedelta(days=storage.retention_days))}
     history = {"before": now - timedelta(days=max(storage.history_days, storage.retention_days))}
@@ -481,6 +522,7 @@ async def maintain(
         partitions_made=tuple(new_partitions),
         partitions_dropped=tuple(dropped),
         partitions_busy=tuple(day for day in due if day not in dropped),
+        n_blocks=await in_chunks(database, _OLD_BLOCKS, {"before": _midnight(kept_from)}),
         n_tallies=await in_chunks(database, _OLD_TALLIES, {"before": kept_from}),
         n_arrivals=await in_chunks(database, _OLD_ARRIVALS, {"before": kept_from}),
         n_batches=await in_chunks(database, _OLD_BATCHES, {"before": kept_from}),
@@ -514,6 +556,9 @@ async def maintain(
         n_discoveries=await in_chunks(database, _OLD_DISCOVERIES, history),
         n_slices=await in_chunks(database, _OLD_SLICES, history),
         n_versions=await in_chunks(database, _OLD_VERSIONS, history),
+        n_condensed=await _condense(
+            database, storage, now, [day for day in days if day not in due]
+        ),  # last, since it may take long
     )
 
 
@@ -532,6 +577,61 @@ async def maintain_by_two_clocks(database: Database, storage: Storage, now: date
     earlier, later = sorted((now.astimezone(UTC), of_server.astimezone(UTC)))
     ahead_days = AHEAD_DAYS + (later.date() - earlier.date()).days
     return await maintain(database, storage, earlier, ahead_days=ahead_days)
+
+
+async def thin_tallies(database: Database, since: datetime | None) -> int:
+    """Keep of the tallies of a sidecar's start and stratum the last of every three minutes; return how many were deleted.
+
+    Sums over hours stay exact. The tallies of the last 75 minutes stay all, by the time up to which the monitor has folded, and
+    so does what it has not folded.
+
+    Parameters
+    ----------
+    since
+        Earlier tallies were thinned before; None: all are looked at.
+
+    Raises
+    ------
+    RetryError
+        As `maintain`.
+    """
+    return await in_chunks(database, _DENSE_TALLIES, {"since": since})
+
+
+async def _condense(database: Database, storage: Storage, now: datetime, days: Iterable[date]) -> int:
+    """Put the comparisons of old days into blocks, and give back the space of those that were condensed before; return how many."""
+    if not storage.condense_after_days:
+        return 0
+    async with database.begin() as connection:
+        folded_until = await connection.scalar(_FOLDED_UNTIL)
+    if folded_until is None:
+        return 0
+    before = _midnight(min(now - timedelta(days=storage.condense_after_days), folded_until - _WAITS)).date()
+    n_condensed = 0
+    for day in days:
+        if day >= before:
+            continue
+        with suppress(RetryError):  # somebody reads it: the next round tries again
+            async with database.begin() as connection:
+                await empty_partition(connection, day, lock_timeout_s=_DROP_TIMEOUT_S)
+        since = _EARLIEST
+        while True:
+            async with database.begin() as connection:
+                done = (
+                    await connection.execute(
+                        _CONDENSED, {"day": day, "since": since, "most": _CONDENSED_AT_ONCE}
+                    )
+                ).one()
+            n_condensed += done.n
+            if done.n < _CONDENSED_AT_ONCE:
+                break
+            since = done.last_at
+    return n_condensed
+
+
+def _midnight(at: datetime) -> datetime:
+    """Return the begin of the UTC day of `at`."""
+    return at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 async def _dropped(database: Database, day: date) -> bool:

@@ -45,17 +45,25 @@ MOST_DIVIDED: Final = 200_000
 """Comparisons of a bucket that an onset divides; of more it stays whole."""
 _HOUR = timedelta(hours=1)
 _EXTENT = text("""
-    select c.first, c.last, h.first_hour, h.last_hour from (
+    select least(c.first, o.first) as first, greatest(c.last, o.last) as last, h.first_hour, h.last_hour from (
         select min(captured_at) as first, max(captured_at) as last
         from comparison where captured_at >= :begin and captured_at < :end
     ) as c, (
+        select min(case when b.captured_from >= :begin then b.captured_from else inside.first end) as first,
+            max(case when b.captured_to < :end then b.captured_to else inside.last end) as last
+        from condensed_block b cross join lateral (
+            select min(r.captured_at) as first, max(r.captured_at) as last from block_rows(b) r
+            where not (b.captured_from >= :begin and b.captured_to < :end) and r.captured_at >= :begin and r.captured_at < :end
+        ) inside
+        where b.captured_to >= :begin and b.captured_from < :end
+    ) as o, (
         select min(hour) as first_hour, max(hour) as last_hour
         from rollup_hour where hour >= :begin and hour < :end
     ) as h
 """)
 _COUNT = text("""
     select count(*) from (
-        select from comparison where captured_at >= :begin and captured_at < :end limit :most
+        select from comparisons(:begin, :end) limit :most
     ) as row
 """)
 # The items of an exchange in a slice share its weight in equal parts. A value that is NaN is none, as in the roll-ups.
@@ -63,8 +71,8 @@ _ITEM_BINS = text("""
     with item as (
         select c.model_version_id, of_row.slice_id, 1 / (c.pi1 * c.pi2) as w, nullif(c.divergence, 'NaN') as divergence,
             count(*) over (partition by c.model_version_id, of_row.slice_id, c.exchange_id) as n
-        from comparison c cross join unnest(c.slice_ids) as of_row (slice_id)
-        where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = any(cast(:versions as int[]))
+        from comparisons(:begin, :end, cast(:slices as int[])) c cross join unnest(c.slice_ids) as of_row (slice_id)
+        where c.model_version_id = any(cast(:versions as int[]))
             and of_row.slice_id = any(cast(:slices as int[]))
     )
     select model_version_id, slice_id, sum(w / n) as weight,
@@ -91,9 +99,9 @@ _OF_GRAIN: Final = {
 _SPLIT: Final = text("""
     select captured_at < :split as is_before, width_bucket(divergence, cast(:edges as double precision[])) as bin,
         sum(weight) as weight
-    from item
+    from items(:hour, cast(:hour as timestamptz) + interval '1 hour', array[cast(:slice as integer)])
     where model_version_id = :version and slice_id = :slice and slice_ids @> array[cast(:slice as integer)]
-        and captured_at >= :hour and captured_at < cast(:hour as timestamptz) + interval '1 hour' and divergence <> 'NaN'
+        and divergence <> 'NaN'
     group by 1, 2
 """)
 EDGES: Final = tuple(1e-6 * 10 ** (7 * n / 64) for n in range(1, 64))

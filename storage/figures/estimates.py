@@ -46,7 +46,7 @@ _AS_BEFORE: Final = text(
     " where name in ('enable_sort', 'enable_incremental_sort', 'work_mem')"
 )
 _SIDES: Final = """
-        from comparison c
+        from comparisons(:begin, :end) c
         join unnest(
             cast(:versions as int[]), cast(:begins as timestamptz[]), cast(:ends as timestamptz[]), cast(:caps as double precision[])
         ) as side (id, begin_at, end_at, cap)

@@ -47,8 +47,9 @@ _VERSIONS: Final = text("""
 """)
 _PEOPLE: Final = text("""
     select s.id as slice_id, s.name as slice, count(*) as n, count(distinct c.group_key) as n_people
-    from comparison c cross join lateral unnest(c.slice_ids) as member (slice_id) join slice s on s.id = member.slice_id
-    where c.flip and c.group_key <> '' and c.captured_at >= :begin and c.captured_at <= :end and c.model_version_id = :version
+    from comparisons(:begin, cast(:end as timestamptz) + interval '1 microsecond', cast(:slices as int[]), true) c
+    cross join lateral unnest(c.slice_ids) as member (slice_id) join slice s on s.id = member.slice_id
+    where c.flip and c.group_key <> '' and c.model_version_id = :version
         and (cast(:slices as int[]) is null or member.slice_id = any(cast(:slices as int[])))
     group by 1, 2
 """)
@@ -58,6 +59,11 @@ _NAMES_PEOPLE: Final = text("""
         select from (
             select group_key from comparison where model_version_id = :version order by captured_at desc limit 1000
         ) as newest where group_key <> ''
+    ) or exists (
+        select from condensed_block b cross join lateral block_rows(b) c
+        where c.group_key <> '' and b.id = (
+            select id from condensed_block where model_version_id = :version order by captured_to desc limit 1
+        )
     )
 """)
 

@@ -39,8 +39,7 @@ _UNFOLDED_SPANS = text("""
 
 _COUNT = text("""
     select count(*) as n, min(captured_at) as first, max(captured_at) as last from (
-        select captured_at from comparison
-        where captured_at >= :begin and captured_at < :end and model_version_id = :version limit :most
+        select captured_at from comparisons(:begin, :end) where model_version_id = :version limit :most
     ) as row
 """)
 

@@ -156,8 +156,9 @@ _COMPARED: Final = """
     c.batch_id, c.exchange_id::text, c.item, c.captured_at, c.model_version_id, c.policy_id, c.slice_ids, c.group_key,
     c.pi1, c.pi2, c.u1, c.u2, c.candidate_margin, c.flip, c.tie, c.topk, c.js, c.divergence, c.margin, c.latency_s
 """
+_ANY_DAY: Final = "comparisons(:begin, cast(:end as timestamptz) + interval '1 microsecond')"
 _COMPARISONS: Final = f"""
-    select {_COMPARED}, {{signals}} as signals from comparison c
+    select {_COMPARED}, {{signals}} as signals from {{rows}} c
     where c.captured_at between :begin and :end and c.batch_id = any(cast(:batches as bigint[]))
     order by c.batch_id, c.captured_at, c.exchange_id, c.item
 """  # noqa: S608 - constants
@@ -166,7 +167,7 @@ _SOURCES: Final = text(f"""
 """)  # noqa: S608 - constants
 # Late rows too: only the hash of their exchange says when they are folded.
 _STRETCH: Final = f"""
-    select {_COMPARED}, {{signals}} as signals from comparison c join batch b on b.id = c.batch_id
+    select {_COMPARED}, {{signals}} as signals from {{rows}} c join batch b on b.id = c.batch_id
     where c.captured_at between :begin and :end and c.batch_id = any(cast(:batches as bigint[]))
         and (
             least(c.captured_at, b.stored_at) <= b.read_after
@@ -586,7 +587,8 @@ async def refold(connection: AsyncConnection, first: int, last: int) -> list[Bat
     numbered = (await connection.execute(_FOLDED, borders)).mappings().all()
     decided = (await connection.execute(_DECIDED, borders)).mappings().all()
     closed = (await connection.execute(_CLOSED, borders)).mappings().all()
-    return await _batches(connection, numbered, decided, closed, await followed(connection, first, last))
+    changed = await followed(connection, first, last)
+    return await _batches(connection, numbered, decided, closed, changed, condensed=True)
 
 
 async def _batches(
@@ -597,8 +599,17 @@ async def _batches(
     changed: Mapping[int, tuple[SliceChange, ...]],
     *,
     models: Collection[str] | None = None,
+    condensed: bool = False,
 ) -> list[BatchRows]:
-    """Return numbered batches with their rows and the decisions that apply from them on, in order; of other models without rows."""
+    """Return numbered batches with their rows and the decisions that apply from them on, in order.
+
+    Parameters
+    ----------
+    models
+        Batches of other models come without their rows; None: there are none.
+    condensed
+        Whether comparisons are read that are condensed, too: some of these batches were folded days ago.
+    """
     decisions: dict[int, list[BaselineRow]] = {}
     for row in sorted(decided, key=lambda row: row["id"]):
         decisions.setdefault(row["fold_seq"], []).append(_baseline(row))
@@ -608,7 +619,7 @@ async def _batches(
         closes.setdefault(row["fold_seq"], []).append(AlertClose(**values))
     own = [row for row in numbered if models is None or row["model"] is None or row["model"] in models]
     ids = [row["id"] for row in own]
-    comparisons, noise = await _read(connection, own)
+    comparisons, noise = await _read(connection, own, condensed=condensed)
     tallies: dict[int, list[TallyRow]] = {}
     for row in (await connection.execute(_TALLIES, {"batches": ids})).mappings():
         tallies.setdefault(row["batch_id"], []).append(_tally(row))
@@ -674,20 +685,18 @@ async def _mark(
 
 
 async def _read(
-    connection: AsyncConnection, numbered: Sequence[RowMapping]
+    connection: AsyncConnection, numbered: Sequence[RowMapping], *, condensed: bool
 ) -> tuple[dict[int, list[ComparisonRow]], dict[int, list[NoiseRow]]]:
     """Return what is folded with each batch, by id and in order: comparisons, and items that were computed twice."""
     comparisons: dict[int, list[ComparisonRow]] = {}
     compared = [row for row in numbered if row["kind"] == "comparison" and row["read_until"] is None]
     if compared:
         of_batches = {**_captured(compared), "batches": [row["id"] for row in compared]}
-        for row in (
-            await connection.execute(text(_COMPARISONS.format(signals=named_values())), of_batches)
-        ).mappings():
+        statement = _statement(_COMPARISONS, condensed=condensed)
+        for row in (await connection.execute(statement, of_batches)).mappings():
             comparisons.setdefault(row["batch_id"], []).append(comparison_row(row))
-    noise = {
-        key: list(rows) for key, rows in (await noise_of(connection, [row["id"] for row in compared])).items()
-    }
+    of_compared = await noise_of(connection, [row["id"] for row in compared], condensed=condensed)
+    noise = {key: list(rows) for key, rows in of_compared.items()}
     marked = sorted(
         (row for row in numbered if row["read_until"] is not None), key=itemgetter("model", "fold_seq")
     )
@@ -696,11 +705,15 @@ async def _read(
         for row in rows:
             batches.append(row)
             if row["worker"] == _MONITOR:
-                await _read_stretches(connection, model, batches, comparisons, noise)
+                await _read_stretches(connection, model, batches, comparisons, noise, condensed=condensed)
                 batches = []
         if batches:
-            await _read_stretches(connection, model, batches, comparisons, noise)
+            await _read_stretches(connection, model, batches, comparisons, noise, condensed=condensed)
     return comparisons, noise
+
+
+def _statement(query: str, *, condensed: bool) -> TextClause:
+    return text(query.format(signals=named_values(), rows=_ANY_DAY if condensed else "comparison"))
 
 
 async def _read_stretches(
@@ -709,6 +722,8 @@ async def _read_stretches(
     batches: Sequence[RowMapping],
     comparisons: dict[int, list[ComparisonRow]],
     noise: dict[int, list[NoiseRow]],
+    *,
+    condensed: bool,
 ) -> None:
     """Add what is folded with consecutive batches of a model, whichever batches brought it; only the last may fold all that waits."""
     after_us, ids = to_us(batches[0]["read_after"]), [row["id"] for row in batches]
@@ -722,14 +737,14 @@ async def _read_stretches(
     if batches[-1]["worker"] == _MONITOR:
         until_us[-1] = max(until_us[-1], *(source.rest_us for source in stretches.values()))
     window = {"after": batches[0]["read_after"], "until": from_us(until_us[-1]), "batches": list(sources)}
-    stretch = text(_STRETCH.format(signals=named_values()))
+    stretch = _statement(_STRETCH, condensed=condensed)
     rows = (await connection.execute(stretch, {**window, **_captured(list(sources.values()))})).mappings()
     ends_us = to_us(batches[-1]["read_after"]) if batches[-1]["worker"] == _MONITOR else None
     for at_us, item in _in_order(rows, sources, ends_us):
         if after_us < at_us <= until_us[-1]:
             comparisons.setdefault(ids[bisect_left(until_us, at_us)], []).append(item)
     # The noise of an exchange may not be known before the exchange itself: its budget must rest on the past alone.
-    for key, items in (await noise_of(connection, list(sources))).items():
+    for key, items in (await noise_of(connection, list(sources), condensed=condensed)).items():
         own = stretches[key]
         for noisy in items:
             if noisy.captured_us > own.after_us:

@@ -20,6 +20,7 @@ from quantdrift.facts.figures import Counted, Figure, FigureName, Scope, Subject
 from quantdrift.facts.incidents import Incident, IncidentState, Mitigation, StoryEvent, StoryKind
 from quantdrift.storage.alerts.alerts import check_reason, close_alerts
 from quantdrift.storage.audit import Action, add
+from quantdrift.storage.comparisons.point import at_key
 from quantdrift.storage.cost import mean_worth, prices_of
 from quantdrift.storage.figures.estimates import hashed, statement, sums_of
 from quantdrift.storage.snapshot import in_time
@@ -115,15 +116,14 @@ _DUE: Final = text("""
 """)
 _PEOPLE: Final = text("""
     select count(distinct group_key) filter (where flip) as affected, count(distinct group_key) as n_people
-    from comparison
-    where model_version_id = :version and slice_ids && cast(:of as int[]) and captured_at >= :begin and captured_at <= :end
-        and group_key <> ''
+    from comparisons(:begin, cast(:end as timestamptz) + interval '1 microsecond', cast(:of as int[]))
+    where model_version_id = :version and slice_ids && cast(:of as int[]) and group_key <> ''
 """)
 _ITEMS: Final = """
     from (
         select model_version_id, array[0] as slice_ids, group_key, n_items, exchange_id, pi1, pi2, divergence, flip
-        from comparison
-        where model_version_id = :version and slice_ids && cast(:of as int[]) and captured_at >= :begin and captured_at <= :end
+        from comparisons(:begin, cast(:end as timestamptz) + interval '1 microsecond', cast(:of as int[]))
+        where model_version_id = :version and slice_ids && cast(:of as int[])
     ) c
 """
 _FLIPS: Final = {"flip": "c.flip::int"}
@@ -142,12 +142,12 @@ _COUNT: Final = text("""
         counted_until = :until
     where id = :id
 """)
-_LABELS: Final = text("""
+_LABELS: Final = text(f"""
     select exists (
-        select from label l join comparison c using (captured_at, exchange_id, item)
+        select from label l {at_key("l")}
         where l.model_version_id = :version and l.captured_at >= :begin and c.slice_ids && cast(:of as int[]) and c.flip
     )
-""")
+""")  # noqa: S608 - constants
 COST_S: Final = 5.0
 """Longest time in which is read what the answers of incidents are worth."""
 COUNT_S: Final = 20.0

@@ -1,4 +1,4 @@
-"""Daily partitions of `comparison`: created ahead, dropped when old, without blocking readers or writers."""
+"""Daily partitions of `comparison`: created ahead, emptied when condensed, dropped when old, without blocking readers or writers."""
 
 import re
 from datetime import UTC, date, datetime, timedelta
@@ -12,6 +12,7 @@ from quantdrift.storage.locks import lock
 _NAME: Final = re.compile(r"comparison_(\d{8})")
 _MAKE: Final = text("select partition_make(:day)")
 _DROP: Final = text("select partition_drop(:day)")
+_EMPTY: Final = text("select partition_empty(:day)")
 _PARTITIONS: Final = text("""
     select child.relname
     from pg_inherits
@@ -19,11 +20,6 @@ _PARTITIONS: Final = text("""
     where inhparent = 'comparison'::regclass
     order by child.relname
 """)
-
-
-def partition_name(day: date) -> str:
-    """Return the name of the partition of one UTC day."""
-    return f"comparison_{day:%Y%m%d}"
 
 
 async def partition_days(connection: AsyncConnection) -> list[date]:
@@ -68,3 +64,15 @@ async def drop_partition(connection: AsyncConnection, day: date, *, lock_timeout
     await connection.execute(text(f"set local lock_timeout = {int(lock_timeout_s * 1000)}"))
     await lock(connection, "partition_lock")
     await connection.execute(_DROP, {"day": day})
+
+
+async def empty_partition(connection: AsyncConnection, day: date, *, lock_timeout_s: float) -> bool:
+    """Give back the space of a UTC day whose comparisons were all condensed more than an hour ago; return whether there was any.
+
+    Raises
+    ------
+    RetryError
+        As `drop_partition`.
+    """
+    await connection.execute(text(f"set local lock_timeout = {int(lock_timeout_s * 1000)}"))
+    return bool(await connection.scalar(_EMPTY, {"day": day}))

@@ -36,7 +36,10 @@ ROLES: Final = (SHADOW, MONITOR, READER, REPORT, OPERATOR, PAGE)
 HOLDERS: Final = (PARTITIONS, ERASURE)
 """Roles that nobody logs in as: their rights are used through functions."""
 INTERVAL_FUNCTIONS: Final = ("array_added", "array_sum(double precision[])", "mean_interval")
-PARTITION_FUNCTIONS: Final = ("partition_make(date)", "partition_drop(date)")
+PARTITION_FUNCTIONS: Final = (
+    *("partition_make(date)", "partition_drop(date)", "partition_empty(date)"),
+    *("comparison_condense(date, timestamptz, integer)", "blocks_drop(timestamptz, bigint)"),
+)
 PAYLOADS_FUNCTION: Final = "payloads_drop(timestamptz, bigint)"
 ERASE_FUNCTION: Final = "comparison_erase(timestamptz[], uuid[])"
 # Of the users that people log in as: they cannot change the first one, and must not use up the server's connections. The
@@ -327,6 +330,8 @@ def _holders() -> list[str]:
         f"grant usage, create on schema public to {PARTITIONS}",
         f"alter table comparison owner to {PARTITIONS}",
         f"grant all on comparison to {PARTITIONS}",  # its former owner had been left the right to read
+        f"alter table condensed_block owner to {PARTITIONS}",
+        f"grant select (id, fold_seq) on batch to {PARTITIONS}",
         _PARTITIONS_TO_HOLDER,
         _ONLY_READING,
         *(f"alter function {function} owner to {PARTITIONS}" for function in PARTITION_FUNCTIONS),
@@ -334,8 +339,10 @@ def _holders() -> list[str]:
         f"grant usage, create on schema public to {ERASURE}",
         f"alter function {ERASE_FUNCTION} owner to {ERASURE}",
         f"revoke create on schema public from {ERASURE}",
-        f"revoke all on comparison from {ERASURE}",
-        f"grant select (captured_at, exchange_id), delete on comparison to {ERASURE}",
+        f"revoke all on comparison, condensed_block from {ERASURE}",
+        # What is left of a block goes back into comparison.
+        f"grant select (captured_at, exchange_id), insert, delete on comparison to {ERASURE}",
+        f"grant select, delete on condensed_block to {ERASURE}",
     ]
 
 
@@ -404,7 +411,7 @@ def _reader() -> list[str]:
     parts = [f"grant select ({_without(table)}) on {table} to {READER}" for table in _HIDDEN]
     return [
         f"grant select on {', '.join((*tables, *_VIEWS))} to {READER}",
-        f"grant execute on function not_observed_in to {READER}, {MONITOR}",
+        f"grant execute on function not_observed_in, comparisons, items to {READER}, {MONITOR}",
         f"grant execute on function {', '.join(INTERVAL_FUNCTIONS)} to {READER}, {MONITOR}",
         *parts,
     ]

@@ -25,6 +25,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, INT8MULTIRANGE, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
+from quantdrift.storage.schema.condensed_table import CondensedBlockTable
 from quantdrift.storage.schema.gate_table import GateRunTable, GateVerdictTable
 from quantdrift.storage.schema.monitor_tables import (
     AlertActionTable,
@@ -68,6 +69,7 @@ __all__ = [
     "BatchTable",
     "ClusteringTable",
     "ComparisonTable",
+    "CondensedBlockTable",
     "ConfigWarningTable",
     "DetectorTable",
     "DiscoveryChangeTable",
@@ -250,7 +252,8 @@ class ComparisonTable(Base):
         Index("ix_comparison_flip", "captured_at", postgresql_where=text("flip")),
         CheckConstraint("pi1 > 0 and pi1 <= 1 and pi2 > 0 and pi2 <= 1", name="inclusion_probability"),
         {
-            "comment": "The divergence of one item: candidate output against reference output. One row per item.",
+            "comment": "The divergence of one item: candidate output against reference output. One row per item. Days older than"
+            " storage.condense_after_days are in condensed_block: comparisons(SINCE, UNTIL) has the rows of both.",
             "postgresql_partition_by": "RANGE (captured_at)",
         },
     )

@@ -17,7 +17,7 @@ from quantdrift.core.text import plain
 from quantdrift.storage.schema.tables import Base
 
 PARTITIONS: Final = "quantdrift_partitions"
-"""Role that owns `comparison` and its partitions, and the functions that make and drop these."""
+"""Role that owns `comparison` with its partitions and `condensed_block`, and the functions that make, condense and drop days."""
 ERASURE: Final = "quantdrift_erasure"
 """Role that owns the function which erases comparisons, and may do nothing else."""
 _TRIGGERS: Final = ("audit.audit_rows", "audit.audit_all")
@@ -26,7 +26,7 @@ _SHOWN: Final = 10
 _UNKNOWN: Final = text(
     """
     with recursive parts (oid) as (
-        select to_regclass('public.comparison')::oid
+        select to_regclass('public.comparison')::oid union all select to_regclass('public.condensed_block')::oid
         union all
         select i.inhrelid from pg_inherits i join parts p on i.inhparent = p.oid
     ),

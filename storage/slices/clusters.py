@@ -57,15 +57,22 @@ _WIDTH: Final = text("""
 """)
 # A vector whose `comparison` row was deleted by retention is kept, without a description.
 _SAMPLE: Final = text("""
-    select e.captured_at, e.exchange_id::text as exchange_id, e.item, e.pi, e.vector,
-        coalesce(c.attributes, '{}') as attributes, coalesce(c.features, '{}') as features, coalesce(c.slice_ids, '{}') as slice_ids
-    from (
+    with e as materialized (
         select * from embedding
         where model = :model and reference_digest = :digest and space = :space and octet_length(vector) = :n_bytes
         order by captured_at desc, exchange_id, item limit :most
-    ) e
-    left join comparison c
-        on c.captured_at = e.captured_at and c.exchange_id = e.exchange_id and c.item = e.item
+    ), old as materialized (
+        select r.* from (select min(captured_at) as first, max(captured_at) as last from e) of
+        join condensed_block b on b.captured_to >= of.first and b.captured_from <= of.last
+        cross join lateral block_rows(b) r
+        where (r.captured_at, r.exchange_id, r.item) in (select captured_at, exchange_id, item from e)
+    )
+    select e.captured_at, e.exchange_id::text as exchange_id, e.item, e.pi, e.vector,
+        coalesce(c.attributes, o.attributes, '{}') as attributes, coalesce(c.features, o.features, '{}') as features,
+        coalesce(c.slice_ids, o.slice_ids, '{}') as slice_ids
+    from e
+    left join comparison c on c.captured_at = e.captured_at and c.exchange_id = e.exchange_id and c.item = e.item
+    left join old o on o.captured_at = e.captured_at and o.exchange_id = e.exchange_id and o.item = e.item
     order by e.captured_at, e.exchange_id, e.item
 """)
 _NAMES: Final = text("""

@@ -41,8 +41,8 @@ _N_ITEMS: Final = text("""
         and h.hour >= date_trunc('hour', cast(:begin as timestamptz)) and h.hour < :end
 """)
 _FROM: Final = """
-    from comparison c
-    where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
+    from comparisons(:begin, :end) c
+    where c.model_version_id = :version
         and (hashtextextended(coalesce(nullif(c.group_key, ''), c.exchange_id::text), 0) & 1048575) < :kept
 """
 _SEARCHED: Final = text(f"""

@@ -1,11 +1,13 @@
 """`python -m benchmarks.storage`, in small: what it loads is what the product stores, and every question is asked."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import asyncpg
+import msgspec
 import pytest
 
-from benchmarks.storage import Scale, asked, goals_of, sizes_of, write_rates
+from benchmarks.storage import CONDENSED, Scale, asked, condensed, goals_of, report, sizes_of, write_rates
 from benchmarks.stored_rows import DAYS, SCANNERS, load, load_history, slice_of
 from quantdrift.storage.database import Database
 
@@ -49,7 +51,9 @@ async def test_it_loads_what_it_says_asks_every_question_and_writes_both_ways(
     assert sizes.total > sizes.table > sum(sizes.columns.values()) > 0
     assert {name.partition(" ")[0] for name in sizes.indexes} == {"btree", "gin", "hash"}
 
-    figures = {"comparison_bytes": sizes.total, **await asked(postgres_dsn, loaded, tmp_path)}
+    end = datetime.now(UTC)
+    figures = {"bytes_per_comparison": sizes.total, **await asked(postgres_dsn, loaded, end)}
+    figures["report_s"] = await report(postgres_dsn, end, tmp_path)
     assert "archive" in (tmp_path / "report.html").read_text()
     before = await record.fetchval("select count(*) from comparison")
     written = await write_rates(database, postgres_dsn, SCALE, 64)
@@ -57,4 +61,13 @@ async def test_it_loads_what_it_says_asks_every_question_and_writes_both_ways(
         await record.fetchval("select count(*) from comparison") == before + 2 * (1 + SCALE.rounds) * 2 * 64
     )
     assert min(written.writer, written.copy, written.ratio) > 0
+    n_rows = await record.fetchval("select count(*) from comparisons('-infinity', 'infinity')")
+    old = await condensed(database, postgres_dsn)
+    assert SCALE.rows / 2 < old.n_rows < SCALE.rows
+    assert await record.fetchval("select count(*) from comparisons('-infinity', 'infinity')") == n_rows
+    figures["bytes_per_comparison_old"] = old.bytes_each
+    of_old = await asked(
+        postgres_dsn, msgspec.structs.replace(loaded, request_id=old.request_id), end - CONDENSED
+    )
+    figures |= {f"old_{name}": value for name, value in of_old.items()}
     assert all(goal.value > 0 for goal in goals_of({**figures, "write_ratio": written.ratio}))

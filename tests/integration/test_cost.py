@@ -109,14 +109,12 @@ async def test_replays_are_counted_by_model_with_the_time_of_the_device(
     week: ReleaseWeek, record: asyncpg.Connection, postgres_dsn: str
 ) -> None:
     """The batches that were stored in the time; one whose duration is not known counts as long as the others."""
-    await record.execute("update batch set n_rows = 60, replay_s = 3 where kind = 'comparison'")
     await record.execute(
-        "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, skipped, fold_seq)"
-        " select kind, worker, stored_at, captured_from, captured_to, 20, '{}', null from batch where kind = 'comparison'"
+        "update batch set n_rows = 60, replay_s = 3, compared_model = 'digits' where kind = 'comparison'"
     )
     await record.execute(
-        "update comparison set batch_id = (select max(id) from batch)"
-        " where exchange_id = (select exchange_id from comparison limit 1)"
+        "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, skipped, fold_seq, compared_model)"
+        " select kind, worker, stored_at, captured_from, captured_to, 20, '{}', null, compared_model from batch where kind = 'comparison'"
     )
     async with Database(postgres_dsn) as database, database.begin() as connection:
         times = await replay_times(connection, END, END + timedelta(seconds=1))

@@ -16,6 +16,7 @@ from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import BatchRows
 from tests.support.monitor.fold_stream import BEGIN, CATALOG, CONFIG, batches, store_batch, store_catalog
+from tests.support.storage.comparisons import condense
 
 pytestmark = pytest.mark.integration
 
@@ -63,7 +64,9 @@ async def test_the_batches_come_back_as_they_were_folded(
     extent = await history.extent(None, None)
     assert (extent.first, extent.last, extent.complete) == (1, 60, True)
     assert extent.n_items == sum(len(rows.comparisons) for rows in STREAM)
-    for at_once in (7, 64):
+    for at_once, condensed in ((7, False), (64, False), (64, True)):
+        if condensed:
+            assert await condense(record) == extent.n_items
         read = [rows async for chunk in history.batches(extent, at_once) for rows in chunk]
         assert read == folded
     catalog = await history.catalog()

@@ -164,7 +164,7 @@ async def test_what_quantisation_saves_is_per_item_and_only_where_both_sides_wer
         batch_id = await record.fetchval(
             "insert into batch (kind, worker, captured_from, captured_to, n_rows, provenance, replay_s)"
             " values ('comparison', 'w', $1, $1, 4, $2, $3) returning id",
-            now,
+            now - timedelta(minutes=1),
             '{"device": "cpu"}',
             replay_s,
         )

@@ -1,6 +1,7 @@
 """What is kept, for how long, and what is forgotten."""
 
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -10,7 +11,13 @@ from sqlalchemy.dialects.postgresql import INT8MULTIRANGE, JSONB, UUID
 
 import quantdrift.storage.admin.retention
 from quantdrift.core.config.schema import Storage
-from quantdrift.storage.admin.retention import ENDS, Maintenance, maintain, maintain_by_two_clocks
+from quantdrift.storage.admin.retention import (
+    ENDS,
+    Maintenance,
+    maintain,
+    maintain_by_two_clocks,
+    thin_tallies,
+)
 from quantdrift.storage.baselines import baselines
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import resume
@@ -168,6 +175,50 @@ async def test_tallies_keep_what_later_ones_are_measured_against(database: Datab
     assert (await coverage(database)) == before
 
 
+async def test_after_an_hour_a_tally_stays_for_every_three_minutes(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums over hours stay exact, the gaps stay shorter than those after which a sidecar counts as ended, and new ones stay all."""
+    monkeypatch.setattr(quantdrift.storage.admin.retention, "_CHUNK", 100)
+    begin = NOW - timedelta(hours=3)
+    step = timedelta(seconds=10)
+    async with database.begin() as connection:
+        batch = await connection.scalar(BATCH, {"at": begin})
+        for boot, shift in ((BOOT, 0.0), (OVER, 7.3)):
+            await connection.execute(
+                text("""
+                    insert into tally
+                    select 's', :boot, 'default', n, cast(:begin as timestamptz) + make_interval(secs => n * 10 + :shift), :batch,
+                        n * n, n, 0, n, '{}', 0
+                    from generate_series(0, 1079) n
+                """),
+                {"boot": boot, "begin": begin, "shift": shift, "batch": batch},
+            )
+    before = await coverage(database)
+    assert await thin_tallies(database, None) == 0  # nothing is folded yet
+    async with database.begin() as connection:
+        await connection.execute(
+            text("insert into fold (id, fold_seq, event_time, mass, n_detectors) values (1, 1, :now, 0, 0)"),
+            {"now": NOW},
+        )
+    folded = NOW - timedelta(minutes=75)
+    assert await thin_tallies(database, begin + timedelta(hours=1)) > 0
+    assert await thin_tallies(database, None) > 0
+    assert await thin_tallies(database, None) == 0
+    assert await coverage(database) == before
+    async with database.begin() as connection:
+        rows = await connection.execute(text("select boot::text, at from tally order by boot, at"))
+        times: dict[str, list[datetime]] = {}
+        for row in rows:
+            times.setdefault(row.boot, []).append(row.at)
+    assert len(times) == 2
+    for of_boot in times.values():
+        gaps = [later - earlier for earlier, later in pairwise(of_boot)]
+        assert max(gaps) <= timedelta(minutes=3) + step
+        assert sum(at < folded for at in of_boot) == 35  # of 105 minutes
+        assert sum(at >= folded for at in of_boot) == 75 * 6
+
+
 async def coverage(database: Database) -> list[tuple[datetime, int]]:
     """Return what the sidecars saw per hour since the border."""
     query = text("select hour, offered from coverage_hour where hour >= :since order by hour")
@@ -267,6 +318,8 @@ async def test_many_rows_go_in_small_transactions(
         partitions_made=(),
         partitions_dropped=(),
         partitions_busy=(),
+        n_condensed=0,
+        n_blocks=0,
         n_tallies=0,
         n_arrivals=0,
         n_batches=0,

@@ -12,7 +12,7 @@ from quantdrift.storage import worst
 from quantdrift.storage.database import Database
 from quantdrift.storage.exchanges import worst_exchanges
 from quantdrift.storage.worst import worst_keys
-from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
+from tests.support.storage.comparisons import Comparison, condense, make_partitions, store_comparisons
 
 pytestmark = pytest.mark.integration
 
@@ -50,9 +50,9 @@ def _rows() -> list[Comparison]:
 ROWS = _rows()
 
 
-@pytest.fixture
-async def filled(record: asyncpg.Connection, postgres_dsn: str) -> str:
-    """Return the address of a database with these rows."""
+@pytest.fixture(params=["rows", "condensed", "both"])
+async def filled(record: asyncpg.Connection, postgres_dsn: str, request: pytest.FixtureRequest) -> str:
+    """Return the address of a database with these rows, as they are kept."""
     await record.execute("""
         insert into model_version (model, candidate_version, reference_digest)
         values ('digits', 'int8-1', 'abc'), ('digits', 'int8-2', 'abc');
@@ -60,7 +60,13 @@ async def filled(record: asyncpg.Connection, postgres_dsn: str) -> str:
             ('digits', 'b', 'bad', '{}'), ('digits', 's', 'sound', '{}'), ('digits', 'a', 'absent', '{}'), ('other', 'b', 'bad', '{}');
     """)
     await make_partitions(record, {row.captured_at.date() for row in ROWS})
-    await store_comparisons(record, ROWS)
+    await record.execute(
+        "insert into batch (kind, worker, captured_from, captured_to, n_rows, fold_seq) values ('comparison', 'w', now(), now(), 1, 1)"
+    )
+    condensed = {"rows": 0, "condensed": N, "both": N // 2}[request.param]
+    await store_comparisons(record, ROWS[:condensed])
+    assert await condense(record) == condensed
+    await store_comparisons(record, ROWS[condensed:])
     return postgres_dsn
 
 

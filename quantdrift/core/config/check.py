@@ -37,6 +37,7 @@ _MAY_BE_EMPTY = frozenset(
 )
 _OF_COLUMNS = frozenset({"value", "missing"})
 _MOST_PLACES = 100_000
+_EARLIEST_CONDENSED_DAYS = 3
 _MOST_SHOWN = 100  # characters of a wrong address
 
 
@@ -49,6 +50,7 @@ def problems(config: Config) -> list[str]:
         *_sampling(config),
         *_header_strata(config),
         *_time_zone(config),
+        *_storage(config),
         *_telemetry(config),
         *web_problems(config.web),
         *cost_problems(config.cost, {model.name: model.value_per_request for model in config.models}),
@@ -98,6 +100,15 @@ def _addresses(config: Config) -> Iterator[str]:
             yield (
                 f"{option} is `{addresses[option]}` and {other} is `{addresses[other]}`: give each of them a port of its own"
             )
+
+
+def _storage(config: Config) -> Iterator[str]:
+    days = config.storage.condense_after_days
+    if 0 < days < _EARLIEST_CONDENSED_DAYS:
+        yield (
+            f"storage.condense_after_days is {days}: younger comparisons are still read one by one; set it to"
+            f" {_EARLIEST_CONDENSED_DAYS} or more, or to 0 to condense none"
+        )
 
 
 def _sidecar(config: Config) -> Iterator[str]:

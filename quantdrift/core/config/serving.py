@@ -137,6 +137,15 @@ class Storage(Section, frozen=True, kw_only=True):
             ge=2,
         ),
     ] = 400
+    condense_after_days: Annotated[
+        int,
+        about(
+            "Comparisons of UTC days that are older are kept a thousand in a row, which takes a fifth of the space, and single old ones are "
+            "found more slowly. At least 3; 0: never.",
+            "days",
+            ge=0,
+        ),
+    ] = 0
     quarantine_days: Annotated[
         int, about("How long the payload of a quarantined exchange is kept.", "days", ge=1)
     ] = 1

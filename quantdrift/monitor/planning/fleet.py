@@ -22,6 +22,9 @@ _DAY_S: Final = 86_400
 _MONTH_DAYS: Final = 30
 _PAGE_BYTES: Final = 8 * KIB
 _TALLIES_A_DAY: Final = _DAY_S / 10
+_CONDENSE_AFTER_DAYS: Final = 3
+_KEPT_TALLIES: Final = 1 / 18
+"""Share of the tallies that stays: one of every three minutes."""
 _SIGNALS: Final = 4
 _EASY: Final = 0.7
 """Share of a core that a process may fill: bursts and the work of housekeeping need the rest."""
@@ -42,8 +45,8 @@ class Costs(Section, frozen=True, kw_only=True):
         of Postgres for worker and monitor.
     leader_exchange_us, leader_batch_us
         Of the leading monitor: for an exchange, and for a batch of them.
-    comparison_bytes, tally_bytes, sum_bytes, detector_bytes
-        Rows with their indexes: a comparison; the counts of a sidecar and header stratum for ten seconds; the sums of a slice for an
+    comparison_bytes, condensed_bytes, tally_bytes, sum_bytes, detector_bytes
+        Rows with their indexes: a comparison, and one of a day that is condensed; the counts of a sidecar and header stratum for ten seconds; the sums of a slice for an
         hour; a signal of a slice.
     message_bytes
         Of an exchange in NATS, beside its tensors.
@@ -59,6 +62,7 @@ class Costs(Section, frozen=True, kw_only=True):
     leader_exchange_us: _Positive = 630.0
     leader_batch_us: _Number = 400.0
     comparison_bytes: _Positive = 1_000.0
+    condensed_bytes: _Positive = 200.0
     tally_bytes: _Positive = 960.0
     sum_bytes: _Positive = 800.0
     detector_bytes: _Positive = 800.0
@@ -156,8 +160,8 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
         Of the monitors that fold, together.
     leaders
         Monitors of one core each that are needed for it, at most one for each model.
-    postgres_bytes_per_day, postgres_bytes
-        What is written a day, and what it grows to; without Postgres' log.
+    postgres_bytes_per_day, postgres_bytes, condensed_bytes
+        What is kept of a day, what it grows to, and what it grows to where old days are condensed; without Postgres' log.
     bounds
         What has an end, the nearest first.
     month
@@ -175,6 +179,7 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
     postgres_cores: float
     postgres_bytes_per_day: dict[str, float]
     postgres_bytes: float
+    condensed_bytes: float
     postgres_iops: float
     sidecar_bytes: float
     sidecar_limit_bytes: float
@@ -200,20 +205,32 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         max(1.0, per_s / workers / fleet.models * config.shadow.batch_delay_s),
     )
     n_slices = fleet.models * fleet.slices
+    tallies = fleet.pods * fleet.strata * _TALLIES_A_DAY * costs.tally_bytes
     a_day = {
         "comparisons": per_s * _DAY_S * costs.comparison_bytes,
-        "tallies": fleet.pods * fleet.strata * _TALLIES_A_DAY * costs.tally_bytes,
+        "tallies": tallies * _KEPT_TALLIES,
         "hourly sums": 24 * n_slices * costs.sum_bytes,
     }
     storage = config.storage
-    postgres_bytes = (
-        storage.retention_days * (a_day["comparisons"] + a_day["tallies"])
+
+    def kept_bytes(condense_after_days: int) -> float:
+        """Return the bytes of comparisons; a day is condensed once it is older than so many days as a whole."""
+        days = (
+            min(condense_after_days + 1, storage.retention_days)
+            if condense_after_days
+            else storage.retention_days
+        )
+        old = (storage.retention_days - days) * costs.condensed_bytes / costs.comparison_bytes
+        return (days + old) * a_day["comparisons"]
+
+    others = (
+        storage.retention_days * a_day["tallies"]
         + max(storage.history_days, storage.retention_days) * a_day["hourly sums"]
         + n_slices * fleet.versions * _SIGNALS * costs.detector_bytes
     )
     # Of each batch, the transaction of its worker and that of the leader; of each ten seconds, one of each sidecar. Pages
     # are written twice, to the log and to the table.
-    iops = 2 * per_s / batch + fleet.pods / 10 + 2 * sum(a_day.values()) / _DAY_S / _PAGE_BYTES
+    iops = 2 * per_s / batch + fleet.pods / 10 + 2 * (sum(a_day.values()) + tallies) / _DAY_S / _PAGE_BYTES
     leader_cores = per_s * (costs.leader_exchange_us + costs.leader_batch_us / batch) / 1e6
     size = FleetSize(
         exchanges_per_s=per_s,
@@ -232,7 +249,8 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         * config.stream.replicas,
         postgres_cores=per_s * costs.postgres_us / 1e6,
         postgres_bytes_per_day=a_day,
-        postgres_bytes=postgres_bytes,
+        postgres_bytes=kept_bytes(storage.condense_after_days) + others,
+        condensed_bytes=kept_bytes(storage.condense_after_days or _CONDENSE_AFTER_DAYS) + others,
         postgres_iops=iops,
         sidecar_bytes=fleet.pods * costs.sidecar_bytes,
         sidecar_limit_bytes=float(fleet.pods * sidecar_limit_bytes),
@@ -357,6 +375,11 @@ def planned_fleet(size: FleetSize, fleet: Fleet, costs: Costs = COSTS) -> str:
             "",
             _bytes(size.postgres_bytes),
             "in all, at the configured times of retention; twice that with its log",
+        ),
+        *(
+            [("", _bytes(size.condensed_bytes), f"with storage.condense_after_days = {_CONDENSE_AFTER_DAYS}")]
+            if size.condensed_bytes < size.postgres_bytes
+            else []
         ),
         (
             "",

@@ -59,3 +59,14 @@ async def make_partitions(connection: asyncpg.Connection, days: Iterable[date]) 
             f'create table if not exists "comparison_{day:%Y%m%d}" partition of comparison'
             f" for values from ('{begin.isoformat()}') to ('{(begin + timedelta(days=1)).isoformat()}')"
         )
+
+
+async def condense(connection: asyncpg.Connection) -> int:
+    """Put all comparisons of folded batches into blocks, whatever their day; return how many."""
+    days = await connection.fetch("select distinct (captured_at at time zone 'UTC')::date from comparison")
+    return sum(
+        [
+            await connection.fetchval("select n from comparison_condense($1, '-infinity', 1000000)", day)
+            for (day,) in days
+        ]
+    )

@@ -308,12 +308,13 @@ async def _write_batch(record: asyncpg.Connection, rows: list[Comparison]) -> No
         of_version = [row for row in rows if row.model_version_id == version]
         async with record.transaction():
             batch_id = await record.fetchval(
-                "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, replay_s)"
-                " values ('comparison', 'shadow-1', $1, $2, $1, $3, $4) returning id",
+                "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, replay_s, compared_model)"
+                " select 'comparison', 'shadow-1', $1, $2, $1, $3, $4, model from model_version where id = $5 returning id",
                 of_version[-1].captured_at,
                 of_version[0].captured_at,
                 len(of_version),
                 0.001 * len(of_version),
+                version,
             )
             await store_comparisons(
                 record, [msgspec.structs.replace(row, batch_id=batch_id) for row in of_version]

@@ -1,0 +1,198 @@
+"""Comparisons that are some days old, a thousand in a row: every reader finds the same as before."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+from alembic import command
+from sqlalchemy import Connection, text
+from sqlalchemy.pool import NullPool
+
+import quantdrift.storage.admin.retention
+from quantdrift import frames
+from quantdrift.core.config.schema import Storage
+from quantdrift.storage.admin.migrate import alembic_config
+from quantdrift.storage.admin.retention import maintain
+from quantdrift.storage.database import Database, make_engine
+from quantdrift.storage.schema.partitions import ensure_partitions
+
+pytestmark = pytest.mark.integration
+
+NOW = datetime(2031, 6, 15, 9, 30, tzinfo=UTC)
+DAY = date(2031, 6, 10)
+MIDNIGHT = datetime(2031, 6, 10, tzinfo=UTC)
+KEEP = Storage(retention_days=10, condense_after_days=3)
+# Of every kind that a column can have: exchanges of two items, no session and one that is no hash, request ids and traces of
+# all forms, nothing measured, NaN and infinity.
+ROWS = """
+    insert into comparison
+    select cast(:begin as timestamptz) + make_interval(secs => (n / 2) * 50), lpad(to_hex(n / 2 + 1), 32, '0')::uuid, (n % 2)::smallint, 1,
+        1 + (n / 2 % 5 = 0)::int, 1, case when n % 7 = 0 then '{1}' when n % 3 = 0 then '{1,2,3}' else '{1,3}' end::int[], 2, 'pod-' || n / 2 % 3, 'default',
+        'night', 0.5, 0.25, 0.3, 0.1, case n / 2 % 3 when 0 then '' when 1 then md5((n / 2 % 11)::text) else 'Ada''s "session"' end,
+        case when n % 5 = 0 then null else n % 11 = 0 end, n % 2 = 0, n * 0.001,
+        case n % 13 when 0 then null when 1 then 'NaN' when 2 then 'infinity' else n * 1e-7 end, 0.1, 0.2, case when n % 4 > 0 then 0.3 end,
+        case when n % 6 > 0 then jsonb_build_object('candidate_top', n % 10, 'reference_top', 3, 'tv', 0.125, 'candidate_scores', '[[1, 0.5]]'::jsonb) end,
+        case n / 2 % 4 when 0 then '{}' when 1 then jsonb_build_object('header.x-request-id', md5(n::text)::uuid, 'header.lang', 'dé"')
+            when 2 then '{"header.x-request-id": "not a uuid"}' else '{"header.x-request-id": "A81BC81B-DEAD-4E5D-ABFF-90865D1E13B1"}' end,
+        case when n % 2 = 0 then '{"length": 3}' else '{}' end::jsonb,
+        case n / 2 % 4 when 0 then '' when 1 then '00-' || md5(n::text) || '-' || substr(md5(n::text), 3, 16) || '-01'
+            when 2 then '00-' || md5(n::text) || '-00f067aa0ba902b7-00' else 'odd' end,
+        cast(:begin as timestamptz) + interval '1 day', n % 9 = 0, case when n % 10 = 0 then 'intake ada' end,
+        case when n % 3 > 0 then 0.02 end, case when n % 3 = 1 then 0.01 end, null
+    from generate_series(0, :n - 1) n
+"""
+BASE = """
+    insert into model_version (model, candidate_version, reference_digest) values ('m', '1', 'd'), ('m', '2', 'd');
+    insert into slice (model, predicate, name, definition) values
+        ('m', 'true', 'all', '{"where": []}'), ('m', 'lang=de', 'lang=de', '{}'), ('m', 'lang=fr', 'lang=fr', '{}');
+    insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, fold_seq, compared_model)
+        values ('comparison', 'w', '2031-06-10', '2031-06-10', '2031-06-11', 1, 1, 'm'),
+            ('comparison', 'w', '2031-06-10', '2031-06-10', '2031-06-11', 1, null, 'm');
+    insert into fold (id, fold_seq, event_time, mass, n_detectors) values (1, 1, '2031-06-15', 0, 0);
+"""
+
+
+@pytest.fixture
+async def database(postgres_dsn: str) -> AsyncIterator[Database]:
+    """Return a database with 2,400 comparisons of a day that is five days old."""
+    async with Database(postgres_dsn) as opened:
+        async with opened.begin() as connection:
+            await ensure_partitions(connection, DAY - timedelta(days=1), DAY + timedelta(days=1))
+            for statement in BASE.split(";\n"):
+                if statement.strip():
+                    await connection.exec_driver_sql(statement)
+            await connection.execute(text(ROWS), {"begin": MIDNIGHT, "n": 2400})
+        yield opened
+
+
+async def rows(database: Database, query: str, **values: Any) -> list[tuple[Any, ...]]:
+    """Return the rows of a query, with NaN as a word."""
+    async with database.begin() as connection:
+        found = await connection.execute(text(query), values)
+        return [tuple("NaN" if one != one else one for one in row) for row in found]  # noqa: PLR0124
+
+
+async def test_every_row_is_the_same_once_it_is_condensed(database: Database) -> None:
+    """Every column of the function and of both views, over all and over a part; two versions, three blocks."""
+    questions = {
+        "all": "select * from comparisons('-infinity', 'infinity') order by captured_at, exchange_id, item",
+        "some": "select * from comparisons('2031-06-10 05:00+00', '2031-06-10 06:00:00+00') order by captured_at, exchange_id, item",
+        "changed": "select * from comparisons('2031-06-10', '2031-06-11', '{2}', true) where flip and slice_ids && '{2}'"
+        " order by captured_at, exchange_id, item",
+        "item": "select * from item order by captured_at, exchange_id, item, slice_id",
+        "items": "select * from items('2031-06-10 05:00+00', '2031-06-10 06:00+00') order by captured_at, exchange_id, item, slice_id",
+        "slice_item": "select * from slice_item order by captured_at, exchange_id, item, slice_id",
+    }
+    before = {name: await rows(database, query) for name, query in questions.items()}
+    assert all(before.values())
+    done = await maintain(database, KEEP, NOW, ahead_days=3)
+    assert done.n_condensed == 2400
+    assert await rows(database, "select count(*) from comparison") == [(0,)]
+    blocks = await rows(
+        database,
+        "select model_version_id, n, n_changed > 0 from condensed_block order by model_version_id, captured_from",
+    )
+    assert blocks == [(1, 1024, True), (1, 896, True), (2, 480, True)]
+    assert {name: await rows(database, query) for name, query in questions.items()} == before
+    assert (await maintain(database, KEEP, NOW, ahead_days=3)).n_condensed == 0
+    sizes = "select pg_total_relation_size('comparison_20310610') > 200000"
+    assert await rows(database, sizes) == [(True,)]
+    await rows(database, "update condensed_block set condensed_at = now() - interval '2 hours' returning 1")
+    await maintain(database, KEEP, NOW, ahead_days=3)
+    assert await rows(database, sizes) == [(False,)]
+    assert {name: await rows(database, query) for name, query in questions.items()} == before
+
+
+async def test_what_waits_for_the_fold_is_not_condensed(database: Database) -> None:
+    """Nor are days that the fold has just passed, or that are young."""
+    await rows(
+        database, "update comparison set batch_id = 2 where captured_at < '2031-06-10 01:00+00' returning 1"
+    )
+    waiting = (await rows(database, "select count(*) from comparison where batch_id = 2"))[0][0]
+    for at, event in ((NOW, MIDNIGHT + timedelta(days=1, hours=23)), (MIDNIGHT + timedelta(days=3), NOW)):
+        await rows(database, "update fold set event_time = :event returning 1", event=event)
+        assert (await maintain(database, KEEP, at, ahead_days=3)).n_condensed == 0
+    await rows(database, "update fold set event_time = :event returning 1", event=NOW)
+    assert (await maintain(database, KEEP, NOW, ahead_days=3)).n_condensed == 2400 - waiting
+    await rows(database, "update batch set fold_seq = 2 where id = 2 returning 1")
+    assert (await maintain(database, KEEP, NOW, ahead_days=3)).n_condensed == waiting
+
+
+async def test_a_block_goes_with_its_day(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After retention_days, as its rows would have; in small transactions before."""
+    monkeypatch.setattr(quantdrift.storage.admin.retention, "_CONDENSED_AT_ONCE", 500)
+    assert (await maintain(database, KEEP, NOW, ahead_days=3)).n_condensed == 2400
+    n_blocks = (await rows(database, "select count(*) from condensed_block"))[0][0]
+    assert n_blocks == 10
+    later = await maintain(database, KEEP, NOW + timedelta(days=6), ahead_days=3)
+    assert (later.n_blocks, later.partitions_dropped) == (n_blocks, (DAY - timedelta(days=1), DAY))
+    assert await rows(database, "select * from comparisons('-infinity', 'infinity')") == []
+
+
+async def test_an_erased_exchange_leaves_its_block(database: Database, postgres_dsn: str) -> None:
+    """What was with it in the block stays, byte for byte, and is condensed again."""
+    everything = "select * from comparisons('-infinity', 'infinity') order by captured_at, exchange_id, item"
+    await maintain(database, KEEP, NOW, ahead_days=3)
+    before = await rows(database, everything)
+    erased = {before[100][:2], before[2000][:2]}
+    connection = await asyncpg.connect(postgres_dsn)
+    try:
+        await connection.execute(
+            "select comparison_erase($1, $2)", [at for at, _ in erased], [one for _, one in erased]
+        )
+    finally:
+        await connection.close()
+    after = await rows(database, everything)
+    assert after == [row for row in before if row[:2] not in erased]
+    assert len(after) == len(before) - 4  # two items each
+    assert (await maintain(database, KEEP, NOW, ahead_days=3)).n_condensed > 0
+    assert await rows(database, everything) == after
+
+
+async def test_single_exchanges_are_found_in_blocks(database: Database, postgres_dsn: str) -> None:
+    """By request id and by another header, as a UUID, in capitals and as no UUID; and by the key of a label."""
+    await rows(
+        database,
+        "insert into label (captured_at, exchange_id, item, model_version_id, label, candidate_right, reference_right)"
+        " select captured_at, exchange_id, item, model_version_id, 'x', true, false from comparison"
+        " where item = 0 and attributes ? 'header.lang' returning 1",
+    )
+    when: dict[str, Any] = {"start": MIDNIGHT, "end": MIDNIGHT + timedelta(days=1)}
+    capitals = "A81BC81B-DEAD-4E5D-ABFF-90865D1E13B1"
+    request_id = (await rows(database, "select md5('2')::uuid::text"))[0][0]
+
+    def found() -> list[list[dict[str, Any]]]:
+        with frames.arrow(postgres_dsn) as drift:
+            return [
+                drift.request(request_id).to_pylist(),
+                drift.request(capitals).to_pylist(),
+                drift.request("not a uuid").to_pylist(),
+                drift.request('dé"', header="lang").to_pylist(),
+                drift.labelled_items("m", **when).to_pylist(),
+            ]
+
+    before = await asyncio.to_thread(found)
+    assert all(before)
+    await maintain(database, KEEP, NOW, ahead_days=3)
+    assert str(await asyncio.to_thread(found)) == str(before)  # as text: NaN is not equal to itself
+
+
+async def test_a_downgrade_makes_rows_of_blocks(database: Database, postgres_dsn: str) -> None:
+    """Nothing is lost on the way back."""
+    everything = "select * from comparison order by captured_at, exchange_id, item"
+    before = await rows(database, everything)
+    await maintain(database, KEEP, NOW, ahead_days=3)
+
+    def down(connection: Connection) -> None:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0006")
+
+    engine = make_engine(postgres_dsn, settings={}, poolclass=NullPool)
+    async with engine.begin() as connection:
+        await connection.run_sync(down)
+    await engine.dispose()
+    assert await rows(database, everything) == before
