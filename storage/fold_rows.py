@@ -656,3 +656,12 @@ class FoldResult(_Row, frozen=True, kw_only=True):
     pairs: tuple[PairRow, ...] = ()
     ended_pairs: tuple[tuple[int, int, str], ...] = ()
     serving: tuple[ServingRow, ...] = ()
+
+
+class ShardState(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard: which monitor folds it, empty where none does, how many of its batches wait, and since when the oldest does."""
+
+    number: int
+    holder: str = ""
+    n_unfolded: int = 0
+    oldest: datetime | None = None

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import msgspec
@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.models import model_numbers
 from quantdrift.storage.fold.read import unfolded
+from quantdrift.storage.fold_rows import ShardState
 from quantdrift.storage.leader import LEASE_S
 
 RENEWED_EVERY_S: Final = 2.0
@@ -149,15 +150,6 @@ def part_of(
     n = shards // len(monitors) + (place < shards % len(monitors))
     kept = sorted(mine)[:n]
     return sorted([*kept, *sorted(free)[: n - len(kept)]])
-
-
-class ShardState(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard: which monitor folds it, empty where none does, how many of its batches wait, and since when the oldest does."""
-
-    number: int
-    holder: str = ""
-    n_unfolded: int = 0
-    oldest: datetime | None = None
 
 
 async def shard_states(connection: AsyncConnection) -> list[ShardState]:

@@ -30,8 +30,7 @@ from quantdrift.core.telemetry import (
 )
 from quantdrift.facts.incidents import Mitigation
 from quantdrift.facts.status import ALERTS, LEVEL, SERVES, Serving
-from quantdrift.storage.fold_rows import Catalog, FloorRow, VerdictRow
-from quantdrift.storage.shards import ShardState
+from quantdrift.storage.fold_rows import Catalog, FloorRow, ShardState, VerdictRow
 
 _MITIGATIONS: Final[Mapping[Mitigation | None, float]] = MappingProxyType(
     {Mitigation.ROUTED: 1.0, Mitigation.REPORTED: 2.0}

@@ -13,9 +13,9 @@ from quantdrift.core.sampling.pause import Order
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import Serving
 from quantdrift.storage.account.account import Account, accounts
+from quantdrift.storage.fold_rows import ShardState
 from quantdrift.storage.pauses import local_pauses
 from quantdrift.storage.serving import servings
-from quantdrift.storage.shards import ShardState, shard_states
 from quantdrift.storage.snapshot import KNOWN_STRATA
 
 MOST_PAUSES: Final = 5  # of single sidecars that are named: the command lists causes, not pods
@@ -470,7 +470,6 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
         folded_at=fold["folded_at"] if fold else None,
         is_led=is_led,
         lag_factor=fold["lag_factor"] if fold and is_led else 1.0,
-        shards=tuple(states) if len(states := await shard_states(connection)) > 1 else (),
         n_unsent=outbox["n"],
         unsent_since=outbox["since"],
         unsent_error=outbox["error"] or "",

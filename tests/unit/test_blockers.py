@@ -13,7 +13,7 @@ from quantdrift.core.process.states import PartState
 from quantdrift.core.sampling.pause import Order, Pause
 from quantdrift.core.stream.backlog import Waiting
 from quantdrift.storage.account.flow import Flow, FlowRates, FlowStep, ModelFlow
-from quantdrift.storage.shards import ShardState
+from quantdrift.storage.fold_rows import ShardState
 
 pytestmark = pytest.mark.unit
 

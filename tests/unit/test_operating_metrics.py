@@ -17,7 +17,7 @@ from quantdrift.sidecar.admin import observe
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
 from quantdrift.storage.comparisons.rows import ComparedExchange, StoreBatch, VersionKey, Written
-from quantdrift.storage.shards import ShardState
+from quantdrift.storage.fold_rows import ShardState
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quantdrift.facts.status import Serving
     from quantdrift.storage.account.account import Account
     from quantdrift.storage.account.flow import Flow, FlowStep, ModelFlow, TrafficLatency
-    from quantdrift.storage.shards import ShardState
+    from quantdrift.storage.fold_rows import ShardState
 
 _PORT_S: Final = 2.0
 _DATABASE_S: Final = 40.0
@@ -200,6 +200,7 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
         from quantdrift.storage.address import PostgresAddress
         from quantdrift.storage.cost import replay_costs, replay_times
         from quantdrift.storage.database import Database
+        from quantdrift.storage.shards import shard_states
         from quantdrift.storage.snapshot import in_time
     except ModuleNotFoundError as error:
         return f"Postgres cannot be read: {error.name} is not installed: pip install 'quantdrift[storage]'"
@@ -214,6 +215,8 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
         ):
             now = datetime.now(UTC)
             counted = await flow(connection, begin, max_share=config.monitor.max_loss_ratio)
+            if len(states := await shard_states(connection)) > 1:
+                counted = msgspec.structs.replace(counted, shards=tuple(states))
             if not config.cost.device_hour:
                 return counted
             times = await in_time(connection, partial(replay_times, connection, begin, now), _REPLAYS_S) or {}
