@@ -37,7 +37,7 @@ from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.header import LAST_AT, M
 from quantdrift.drift.evidence.state import dump_state
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.service import ROWS_AT_ONCE
+from quantdrift.monitor.fold_turn import ROWS_AT_ONCE
 from quantdrift.storage.fold_rows import (
     BatchRows,
     Catalog,

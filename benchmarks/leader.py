@@ -1,6 +1,6 @@
 """What the leading monitor costs for each exchange: processor time, its own and that of Postgres.
 
-    python -m benchmarks.leader [--quick] [--slices N ...] [--batches N ...] [--live PER_S]
+    python -m benchmarks.leader [--quick] [--slices N ...] [--batches N ...] [--live PER_S] [--leaders N ...]
 
 The real monitor, in a process of its own, leads and folds batches that the real writer stored in a real Postgres server (with `fsync`).
 It stands still while a backlog is stored, and goes on when all of it is there. Every exchange has one item, which lies in `all` and in
@@ -9,6 +9,10 @@ middle of the backlog, from one number of batches that wait to another: of the m
 
 With `--live` the exchanges of 20 models with 200 slices each are stored as they come, in batches of three, at a rate; `leader_live_core` is the
 share of a core that the monitor takes then, and `leader_live_waiting` how many batches wait for it at the end.
+
+With `--leaders` the backlog is of four models with 250 slices each, in batches of 64, and so many monitors fold it in as many shards:
+`leaders_N_per_s` is how many exchanges a second they folded together by the clock, `leaders_N_us` processor time for each of them, Postgres
+included. More monitors than cores show only what the second costs.
 
 `leader_exchanges_per_s` is what one core could fold if it did all of that, Postgres included, and nothing else, at 1,000 slices;
 `leader_small_batch_ratio` how much more an exchange costs in batches of three than in batches of 64.
@@ -19,7 +23,6 @@ import asyncio
 import math
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -61,6 +64,16 @@ _LEAST, _MOST = 400, 8_000  # batches of a backlog
 _POLL_S: Final = 0.05
 # Exchanges wait `monitor.reorder_s` for earlier ones, by the time at which batches were stored.
 _STORED: Final = "update batch set stored_at = captured_to + interval '1 second' where fold_seq is null"
+_SHARED, _SHARED_PER_S = 4, 250  # models of several leaders, and exchanges in a second of capture of each
+# Without a number, or with one that its model has not come to.
+_WAITING: Final = """
+    select (select count(*) from batch where fold_seq is null) + coalesce((
+        select sum(waiting.n) from model_fold f cross join lateral (
+            select count(*) as n from batch where compared_model = f.model and fold_seq > f.fold_seq
+        ) waiting
+    ), 0)
+"""
+_HOLDERS: Final = "select count(distinct m.name) from shard s join monitor_process m on m.name = s.holder"
 _EDGE: Final = 0.2
 """Share of a backlog that is folded before, and after, the part that counts."""
 
@@ -97,6 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=1_000,
         help="exchanges in a second of capture, of the one model of a backlog",
     )
+    parser.add_argument(
+        "--leaders", type=int, nargs="+", metavar="N", help="numbers of monitors, in place of one"
+    )
     parser.add_argument("--live", type=int, metavar="PER_S", help="exchanges a second, in place of backlogs")
     given = parser.parse_args(arguments)
     if given.live:
@@ -106,6 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finish("leader", {"leader_live_core": core, "leader_live_waiting": waiting}, [])
         return 0
     n = 25_000 if given.quick else 75_000
+    if given.leaders:
+        finish("leader", _compare_leaders(given.leaders, 2 * n), [])
+        return 0
     found: list[Found] = []
     for slices in given.slices:
         with tempfile.TemporaryDirectory(prefix="qd-") as folder, servers_in(Path(folder)) as servers:
@@ -136,10 +155,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _compare_leaders(leaders: Sequence[int], n_exchanges: int) -> dict[str, float | int | str | None]:
+    """Measure each number of monitors, and print it."""
+    figures: dict[str, float | int | str | None] = {"cores": os.cpu_count()}
+    for n in leaders:
+        with tempfile.TemporaryDirectory(prefix="qd-") as folder, servers_in(Path(folder)) as servers:
+            per_s, monitor_us, postgres_us = asyncio.run(_together(servers, n, n_exchanges))
+        print(
+            f"{n} monitors: {per_s:>7,.0f} exchanges/s by the clock; microseconds each: monitors {monitor_us:.0f}, "
+            f"Postgres {postgres_us:.0f}; {per_s * (monitor_us + postgres_us) / 1e6:.2f} cores",
+            flush=True,
+        )
+        figures |= {f"leaders_{n}_per_s": per_s, f"leaders_{n}_us": monitor_us + postgres_us}
+    return figures
+
+
+async def _together(servers: Servers, leaders: int, n_exchanges: int) -> tuple[float, float, float]:
+    """Return exchanges a second by the clock, and microseconds of processor time each, of monitors and Postgres."""
+    models = [f"m{number}" for number in range(_SHARED)]
+    n = n_exchanges // _LARGE
+    async with _leading(servers, models, leaders) as (config, _, watch, writer):
+        traffics = [_Traffic(config, name, _GOAL_AT // _SHARED, _SHARED_PER_S) for name in models]
+        for traffic in traffics:
+            for _ in range(_GOAL_AT // _SHARED // _LARGE + 4):
+                await writer.store(traffic.batch(_LARGE))
+        await watch.execute(_STORED)
+        await _until_left(watch, 0)
+    # Nobody folds while the backlog is stored. Monitors that only stood still would begin by finding their leases gone.
+    watch = await asyncpg.connect(servers.dsn)
+    async with Database(servers.dsn) as database:
+        writer = Writer(database, SystemClock())
+        for number in range(n):
+            await writer.store(traffics[number % _SHARED].batch(_LARGE))
+    await watch.execute(_STORED)
+    await watch.close()
+    async with _leading(servers, models, leaders) as (_, processes, watch, _):
+        until = time.monotonic() + _WITHIN_S
+        while leaders > 1 and await watch.fetchval(_HOLDERS) < leaders:
+            if time.monotonic() > until:
+                raise TimeoutError("the monitors do not share the shards")
+            await asyncio.sleep(_POLL_S)
+
+        def used() -> tuple[float, float]:
+            own = sum(cpu_s(process.pid) for process in processes)
+            return own, cpu_s(servers.postgres_pid, with_children=True)
+
+        first = await _until_left(watch, int(n * (1 - _EDGE)))
+        began, before = time.monotonic(), used()
+        last = await _until_left(watch, int(n * _EDGE))
+        seconds, after = time.monotonic() - began, used()
+        await _until_left(watch, 0)
+        folded = (first - last) * _LARGE
+        monitor_us, postgres_us = (
+            1e6 * (late - early) / folded for early, late in zip(before, after, strict=True)
+        )
+        return folded / seconds, monitor_us, postgres_us
+
+
 async def _measure(
     servers: Servers, slices: int, batches: Sequence[int], n_exchanges: int, per_s: int
 ) -> list[Found]:
-    async with _leading(servers, [_MODEL]) as (config, process, watch, writer):
+    async with _leading(servers, [_MODEL]) as (config, (process,), watch, writer):
         traffic = _Traffic(config, _MODEL, slices, per_s)
         for _ in range(math.ceil(slices / _LARGE) + 8):  # each slice has been seen
             await writer.store(traffic.batch(_LARGE))
@@ -169,7 +245,7 @@ async def _measure(
 async def _live(servers: Servers, per_s: int, seconds: float) -> tuple[float, int]:
     """Return the share of a core that the monitor takes, and how many batches wait at the end."""
     names = [f"m{number}" for number in range(_MODELS)]
-    async with _leading(servers, names) as (config, process, watch, writer):
+    async with _leading(servers, names) as (config, (process,), watch, writer):
         traffics = [_Traffic(config, name, _SLICES) for name in names]
         for traffic in traffics:
             for _ in range(_SLICES // _LARGE + 2):
@@ -193,32 +269,34 @@ async def _live(servers: Servers, per_s: int, seconds: float) -> tuple[float, in
         core = (cpu_s(process.pid) - before) / (time.monotonic() - counted_from)
         if n * _SMALL < 0.95 * per_s * seconds:
             print(f"only {n * _SMALL / seconds:.0f} exchanges a second were stored", flush=True)
-        return core, int(await watch.fetchval("select count(*) from batch where fold_seq is null"))
+        return core, int(await watch.fetchval(_WAITING))
 
 
 @asynccontextmanager
 async def _leading(
-    servers: Servers, models: Sequence[str]
-) -> AsyncIterator[tuple[Config, psutil.Process, Any, Writer]]:
-    """Run a monitor of models; yield its configuration, its process, a connection and a writer to its database."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        admin = f"127.0.0.1:{one.getsockname()[1]}"
+    servers: Servers, models: Sequence[str], n_monitors: int = 1
+) -> AsyncIterator[tuple[Config, list[psutil.Process], Any, Writer]]:
+    """Run monitors of models; yield their configuration, their processes, a connection and a writer to their database."""
     config = Config(
         stream=Stream(url=servers.nats_url, name="leader"),
-        monitor=Monitor(admin=admin),
+        monitor=Monitor(admin="127.0.0.1:0", shards=n_monitors),
         models=tuple(Model(name=name) for name in models),
     )
     watch = await asyncpg.connect(servers.dsn)
-    process = SPAWN.Process(target=_work, args=(config, servers.dsn), daemon=True)
-    process.start()
+    processes = [
+        SPAWN.Process(target=_work, args=(config, servers.dsn), daemon=True) for _ in range(n_monitors)
+    ]
+    for process in processes:
+        process.start()
     try:
         async with Database(servers.dsn) as database:
-            yield config, psutil.Process(process.pid), watch, Writer(database, SystemClock())
+            running = [psutil.Process(process.pid) for process in processes]
+            yield config, running, watch, Writer(database, SystemClock())
     finally:
-        os.kill(process.pid or 0, signal.SIGCONT)
-        process.terminate()
-        await asyncio.to_thread(process.join, READY_S)
+        for process in processes:
+            os.kill(process.pid or 0, signal.SIGCONT)
+            process.terminate()
+            await asyncio.to_thread(process.join, READY_S)
         await watch.close()
 
 
@@ -309,7 +387,7 @@ class _Traffic:
 async def _until_left(watch: Any, n_left: int) -> int:
     """Wait until no more than so many batches wait to be folded; return how many do."""
     until = time.monotonic() + _WITHIN_S
-    while (n := await watch.fetchval("select count(*) from batch where fold_seq is null")) > n_left:
+    while (n := await watch.fetchval(_WAITING)) > n_left:
         if time.monotonic() > until:
             raise TimeoutError(f"the monitor has not folded the batches within {_WITHIN_S:g} s")
         await asyncio.sleep(_POLL_S)

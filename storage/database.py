@@ -6,7 +6,7 @@ It includes a subclass of asyncpg's connection, because a COPY of asyncpg can wa
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import asyncpg
 from sqlalchemy import event, text
@@ -75,6 +75,10 @@ STATEMENT_TIMEOUT_S: Final = 30.0
 _NETWORK_GRACE_S: Final = 5.0
 # The server notices within half a minute that a client's machine is gone, and releases its locks.
 _KEEPALIVE: Final = {"tcp_keepalives_idle": "15", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+
+
+Connection: TypeAlias = AsyncConnection
+"""A connection inside a transaction, for those who hand it on from one function of `storage` to the next."""
 
 
 class Database:

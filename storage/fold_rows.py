@@ -275,11 +275,13 @@ class BatchRows(_Row, frozen=True, kw_only=True):
     confirmed, retired or restored, `closes` the alerts that people closed; all apply from this batch on. `unreferenced` are
     versions without a reference whose exchanges the workers received, `noise` items that were computed twice. `captured_us` is
     the latest capture time in it; 0: not known. `compares` says that a worker compared something, which may be folded later;
-    `n_rows` is how many rows were stored with it.
+    `n_rows` is how many rows were stored with it. `model` is that of its comparisons, whichever rows are folded with it; empty: it is not
+    of one model.
     """
 
     fold_seq: int
     stored_us: int
+    model: str = ""
     n_rows: int = 0
     captured_us: int = 0
     compares: bool = True
@@ -547,6 +549,8 @@ class Position(_Row, frozen=True, kw_only=True):
         The latest time of an exchange or a tally.
     exchange_us
         The latest capture of an exchange; the mass is that until then.
+    is_counted
+        Whether `n_detectors` is known; else the live detectors are counted.
     """
 
     fold_seq: int = 0
@@ -554,6 +558,7 @@ class Position(_Row, frozen=True, kw_only=True):
     exchange_us: int | None = None
     mass: float = 0.0
     n_detectors: int = 0
+    is_counted: bool = True
 
 
 class Snapshot(_Row, frozen=True, kw_only=True):
@@ -651,3 +656,12 @@ class FoldResult(_Row, frozen=True, kw_only=True):
     pairs: tuple[PairRow, ...] = ()
     ended_pairs: tuple[tuple[int, int, str], ...] = ()
     serving: tuple[ServingRow, ...] = ()
+
+
+class ShardState(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard: which monitor folds it, empty where none does, how many of its batches wait, and since when the oldest does."""
+
+    number: int
+    holder: str = ""
+    n_unfolded: int = 0
+    oldest: datetime | None = None

@@ -98,6 +98,11 @@ class Leadership:
         return self._term is not None
 
     @property
+    def pid(self) -> int | None:
+        """The server process of its session, which lasts as long as this process; None: it has none now."""
+        return None if self._connection is None else self._connection.get_server_pid()
+
+    @property
     def hangs(self) -> bool:
         """Whether `progress` was not called for `progress_s`, also while the event loop itself stands still."""
         return self.is_stuck or time.monotonic() - self._progress_s > self._limit_s
@@ -131,6 +136,10 @@ class Leadership:
         except QuantdriftError:
             await self.release()  # its transaction may be broken
             raise
+        except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            # A statement that was given up is still under way on this connection, after the process stood still.
+            await self.release()
+            raise RetryError(f"the connection of the lead is broken: {error}") from error
         return self.leads
 
     async def fence(self, connection: AsyncConnection) -> None:
@@ -229,7 +238,7 @@ class Leadership:
             try:
                 async with translated(), self._one_statement, asyncio.timeout(_TIMEOUT_S):
                     await self._connection.execute("select 1")
-            except RetryError as error:
+            except (RetryError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
                 _LOG.warning("the lead is lost: %s", error)
                 break
         await self.release()

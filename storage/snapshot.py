@@ -32,7 +32,7 @@ KNOWN_STRATA: Final = """with recursive known as (
 )"""
 """As SQL: each start of a sidecar with its strata, one step per key along the primary key of `tally`; reading every tally would take minutes."""
 _STATE: Final = text(
-    "select (select fold_seq from fold) as fold, (select max(id) from alert) as alert,"
+    r"select (select fold_seq from fold) + (select coalesce(sum(fold_seq), 0)\:\:bigint from model_fold) as fold, (select max(id) from alert) as alert,"
     " (select max(seq) from audit) as audit"
 )
 

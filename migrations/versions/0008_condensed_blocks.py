@@ -4,7 +4,7 @@ The compatibility rule: it adds a table and functions, and the views have the sa
 comparisons from `comparison` alone: nothing is condensed before `storage.condense_after_days` is set, which it does not know.
 
 Revision ID: 0008
-Revises: 0006
+Revises: 0007
 """
 
 import re
@@ -18,7 +18,7 @@ from quantdrift.migrations.initial.functions import FUNCTIONS
 from quantdrift.migrations.initial.views import VIEWS
 
 revision = "0008"
-down_revision = "0006"
+down_revision = "0007"
 branch_labels = None
 depends_on = None
 

@@ -433,13 +433,19 @@ UNFOLDED = Instrument(
     "quantdrift.monitor.unfolded",
     _OG,
     "{batch}",
-    "Stored batches that the leading monitor has not folded yet.",
+    "Stored batches that are not folded yet, by `shard`. Of the monitor that leads.",
 )
 UNFOLDED_AGE = Instrument(
     "quantdrift.monitor.unfolded.age",
     _OG,
     "s",
-    "Age of the oldest stored batch that waits for the fold; 0: none waits.",
+    "Age of the oldest stored batch that waits for the fold, by `shard`; 0: none waits. Of the monitor that leads.",
+)
+SHARD_HELD = Instrument(
+    "quantdrift.monitor.shard.held",
+    _OG,
+    "1",
+    "1 if a monitor folds the models of a `shard`, else 0. Of the monitor that leads.",
 )
 FOLD_TIME = Instrument("quantdrift.monitor.fold.duration", _H, "s", "Duration of one fold.")
 LEADER = Instrument("quantdrift.monitor.leader", _OG, "{leader}", "1 if this process is the leader, else 0.")

@@ -1,6 +1,6 @@
 """The monitor's gauges of slices and noise; other threads read them at any time."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Final
@@ -19,6 +19,7 @@ from quantdrift.core.telemetry import (
     OUTBOX_AGE,
     PROGRESS_AGE,
     SERVING,
+    SHARD_HELD,
     SLICES_LEFT_OUT,
     UNFOLDED,
     UNFOLDED_AGE,
@@ -29,7 +30,7 @@ from quantdrift.core.telemetry import (
 )
 from quantdrift.facts.incidents import Mitigation
 from quantdrift.facts.status import ALERTS, LEVEL, SERVES, Serving
-from quantdrift.storage.fold_rows import Catalog, FloorRow, VerdictRow
+from quantdrift.storage.fold_rows import Catalog, FloorRow, ShardState, VerdictRow
 
 _MITIGATIONS: Final[Mapping[Mitigation | None, float]] = MappingProxyType(
     {Mitigation.ROUTED: 1.0, Mitigation.REPORTED: 2.0}
@@ -46,7 +47,7 @@ class _Shown(msgspec.Struct, frozen=True, kw_only=True):
     divergence: Readings = ()
     noise: Readings = ()
     noisy: Readings = ()
-    left_out: int = 0
+    left_out: int | None = None
     last_us: dict[str, int] = {}
 
 
@@ -72,8 +73,7 @@ class SliceGauges:
         self.leads = False
         self.n_waiting = 0
         self.oldest_waiting: datetime | None = None
-        self.n_unfolded = 0
-        self.oldest_unfolded: datetime | None = None
+        self.shards: Sequence[ShardState] = ()
 
     def register(self, telemetry: Telemetry) -> None:
         """Register the gauges with `telemetry`."""
@@ -85,11 +85,12 @@ class SliceGauges:
         telemetry.observe(DIVERGENCE, lambda: self._readings().divergence)
         telemetry.observe(NOISE, lambda: self._readings().noise)
         telemetry.observe(NOISY, lambda: self._readings().noisy)
-        telemetry.observe(SLICES_LEFT_OUT, lambda: self._leading(self._readings().left_out))
+        telemetry.observe(SLICES_LEFT_OUT, self._left_out)
         telemetry.observe(OUTBOX, lambda: self._leading(self.n_waiting))
         telemetry.observe(OUTBOX_AGE, lambda: self._leading(self._age_of(self.oldest_waiting)))
-        telemetry.observe(UNFOLDED, lambda: self._leading(self.n_unfolded))
-        telemetry.observe(UNFOLDED_AGE, lambda: self._leading(self._age_of(self.oldest_unfolded)))
+        telemetry.observe(UNFOLDED, lambda: self._by_shard(lambda shard: shard.n_unfolded))
+        telemetry.observe(UNFOLDED_AGE, lambda: self._by_shard(lambda shard: self._age_of(shard.oldest)))
+        telemetry.observe(SHARD_HELD, lambda: self._by_shard(lambda shard: float(bool(shard.holder))))
         telemetry.observe(LEADER, lambda: [(float(self.leads and not self._hangs()), {})])
         telemetry.observe(PROGRESS_AGE, self._ages)
 
@@ -163,6 +164,15 @@ class SliceGauges:
 
     def _leading(self, value: float) -> Readings:
         return ((value, {}),) if self.leads and not self._hangs() else ()
+
+    def _left_out(self) -> Readings:
+        left_out = self._readings().left_out
+        return () if left_out is None else ((left_out, {}),)
+
+    def _by_shard(self, reading: Callable[[ShardState], float]) -> Readings:
+        if not self.leads or self._hangs():
+            return ()
+        return tuple((reading(shard), {"shard": str(shard.number)}) for shard in self.shards)
 
     def _ages(self) -> Iterator[tuple[float, Labels]]:
         now_us = self._clock.now().timestamp() * 1e6

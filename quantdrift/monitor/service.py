@@ -1,11 +1,12 @@
-"""The monitor process: one monitor leads and folds, others stand by; temporary failures do not end it."""
+"""The monitor process: one monitor leads, and it or several fold; temporary failures do not end it."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -18,32 +19,24 @@ from quantdrift.core.clock import Clock, SystemClock, is_due
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 from quantdrift.core.links import alert_page
-from quantdrift.core.logs import of_model
 from quantdrift.core.passed_secrets import without_secrets
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.child import ending_with_parent
-from quantdrift.core.process.processor_time import ProcessorTime
 from quantdrift.core.process.run import TURN_S, Stop, spare_collector, supervise
 from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.telemetry import (
     EVENTS_FAILED,
     EVENTS_SENT,
-    EXPLANATIONS,
-    FOLD_TIME,
-    FOLDED,
     Telemetry,
     otlp_exporter,
 )
 from quantdrift.drift.detectors.protocol import compile_all
 from quantdrift.drift.evidence.numba_cache import is_complete, is_shared
-from quantdrift.facts.status import Serving
 from quantdrift.monitor.audit import Auditor
 from quantdrift.monitor.discovery.clusters import ClusterFits
 from quantdrift.monitor.discovery.schedule import Discoverer
-from quantdrift.monitor.explain.explain import Explainer
-from quantdrift.monitor.explain.ways import ways_with
-from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.fold_turn import BATCHES_AT_ONCE, ROWS_AT_ONCE, FoldTurn
 from quantdrift.monitor.gate import gate_routes
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.notify.alertmanager import AlertmanagerNotifier
@@ -55,42 +48,26 @@ from quantdrift.monitor.session_search import SessionSearch
 from quantdrift.monitor.unread_tallies import UnreadTallies
 from quantdrift.storage.address import Dsn
 from quantdrift.storage.admin.retention import maintain_by_two_clocks, thin_tallies
-from quantdrift.storage.alerts.evidence import Evidence
 from quantdrift.storage.comparisons.writer import Writer
-from quantdrift.storage.database import Database
-from quantdrift.storage.fold.circumstances import read_circumstances, read_share_hours
-from quantdrift.storage.fold.read import claim, load_catalog, resume, unfolded
-from quantdrift.storage.fold.write import write
-from quantdrift.storage.incidents.incidents import count_due, mitigated_slices, store_count
+from quantdrift.storage.database import Connection, Database
+from quantdrift.storage.fold.models import model_numbers, sum_up
+from quantdrift.storage.fold.read import number, numbering
+from quantdrift.storage.incidents.incidents import count_due, store_count
 from quantdrift.storage.leader import Leadership
 from quantdrift.storage.schema.revision import check_schema
-from quantdrift.storage.serving import servings
+from quantdrift.storage.shards import RENEWED_EVERY_S, HeldShards, ShardLeases, shard_states
 from quantdrift.storage.slices.places import settle_places, sources
 
 EXPORT_S: Final = 15.0
 """Time between two exports of the gauges, unless the variable of OpenTelemetry says otherwise."""
 _EXPORT_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
-BATCHES_AT_ONCE: Final = 1_024
-ROWS_AT_ONCE: Final = 4_096
-"""A fold takes batches until one of the two is reached: what it costs besides, above all to write states, is then little for each exchange,
-however small the batches are."""
 MAINTENANCE_EVERY = timedelta(days=1)
 THIN_TALLIES_EVERY = timedelta(hours=1)
 # An outage of Postgres is longer by at most this. A fold pauses for as long as it took: the states of many slices are then written
 # less often, and half of the core is left.
 _LONGEST_PAUSE_S = 2.0
 _REPEATED_S: Final = 60.0
-_CIRCUMSTANCES_S: Final = (
-    5.0  # pauses show within seconds, and what was quarantined need not be counted with each batch
-)
-_SHARES_S: Final = 60.0  # the looks that the bound of `quantdrift.drift.share` counts
-# What a batch costs, whatever it contains, is in all three: fewer and larger ones cost less.
-_LARGER: Final = "let the shadow store larger batches (shadow.batch_delay_s)"
-_HINTS: Final = {
-    "read": _LARGER,
-    "fold": f"use fewer slices, or {_LARGER}",
-    "write": f"use fewer slices, or {_LARGER}",
-}
+_UNFOLDED_S: Final = 5.0
 _LOG = logging.getLogger(__name__)
 # A separate process with low priority, so that it does not slow down the model served on this machine.
 _COMPILE: Final = (
@@ -175,16 +152,21 @@ class MonitorService:
         self._sender = sender
         self._clock = clock
         self._stop = stop
-        self._fold: Fold | None = None
         self._maintained_at: datetime | None = None
         self._thinned_at: datetime | None = None
         self._connected = False
-        self._processor_time = ProcessorTime(_HINTS)
-        self._circumstances_due_s = 0.0
-        self._shares_due_s = 0.0
-        self._servings: Mapping[tuple[str, str], Serving] = {}
         self._gauges = SliceGauges(clock, config.telemetry.max_slices, hangs=lambda: leadership.hangs)
         self._gauges.register(telemetry)
+        self._fold = FoldTurn(
+            config=config,
+            telemetry=telemetry,
+            clock=clock,
+            gauges=self._gauges,
+            progress=leadership.progress,
+        )
+        self._shards = ShardLeases(database)
+        self._folds_shards = False
+        self._unfolded_due_s = 0.0
         self._discoverer = Discoverer(
             config=config,
             dsn=dsn,
@@ -238,10 +220,6 @@ class MonitorService:
             config=config, database=database, fence=leadership.fence, telemetry=telemetry, clock=clock
         )
         self._lag = StreamLag(config, telemetry, clock)
-        explanations = telemetry.counter(EXPLANATIONS)
-        self._explainer = Explainer(config, clock, lambda outcome: explanations.add(1, {"outcome": outcome}))
-        self._folded = telemetry.counter(FOLDED)
-        self._fold_time = telemetry.histogram(FOLD_TIME)
         self._sent = telemetry.counter(EVENTS_SENT)
         self._failed = telemetry.counter(EVENTS_FAILED)
 
@@ -250,8 +228,8 @@ class MonitorService:
         return self._connected
 
     def live(self) -> bool:
-        """Return whether it works; false after it gave up the lead because its fold hangs."""
-        return not self._leadership.is_stuck
+        """Return whether it works; false after it gave up the lead, or its shards, because its fold hangs."""
+        return not (self._leadership.hangs if self._folds_shards else self._leadership.is_stuck)
 
     def _leads(self) -> bool:
         return self._gauges.leads and self._leadership.leads
@@ -260,6 +238,7 @@ class MonitorService:
         """Run all tasks until the stop. An error that a person must repair is logged, and its task tries again."""
         turns: dict[str, Callable[[], Awaitable[None]]] = {
             "fold": self._fold_turn,
+            "shards": self._shards_turn,
             "outbox": self._outbox_turn,
             "alertmanager": partial(self._notify_turn, self._alertmanager.post_due),
             "webhook": partial(self._notify_turn, self._webhook.send_due),
@@ -285,6 +264,9 @@ class MonitorService:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+        if self._shards.takes_part:
+            with contextlib.suppress(RetryError, OperatorError):
+                await self._shards.release()
         await self._policy.close()
         await self._unread_tallies.close()
         await self._auditor.close()
@@ -326,17 +308,17 @@ class MonitorService:
     async def _fold_turn(self) -> None:
         begun_s = self._clock.monotonic_s()
         try:
-            if self._fold is None and not self._connected:
+            if not self._connected:
                 await check_schema(self._database)
             leads = await self._leadership.acquire()
             self._connected = True
             if leads and not self._gauges.leads:
                 _LOG.info("this monitor leads")
             self._gauges.leads = leads
-            more = await self._fold_once() if leads else False
+            more = await self._fold_once(leads=leads)
         except BaseException as error:
             # Whatever was not committed is lost: the next turn starts from the database.
-            self._fold = None
+            self._fold.forget()
             self._connected = False
             self._gauges.leads = False
             if isinstance(error, OperatorError):
@@ -344,75 +326,76 @@ class MonitorService:
                     self._leadership.release()
                 )  # another monitor may be able to fold, for instance a newer release
             raise
-        if not leads:
-            self._fold = None
-            self._gauges.clear()
         if not more:
             took_s = self._clock.monotonic_s() - begun_s
             await self._stop.wait(min(max(TURN_S, took_s), _LONGEST_PAUSE_S))
 
-    async def _fold_once(self) -> bool:
-        """Fold what waits, up to a limit; return whether more may wait."""
-        begun_s = self._clock.monotonic_s()
-        progress = self._leadership.progress
+    async def _fold_once(self, *, leads: bool) -> bool:
+        """Give numbers to what waits where this monitor leads, and fold its models, up to a limit; return whether more may wait."""
+        if leads and self._config.monitor.shards == 1:
+            async with self._database.begin() as connection:
+                await self._leadership.fence(connection)
+                last, more = await self._number(connection)
+                committed = await self._fold.fold(connection, await model_numbers(connection), last)
+                await sum_up(connection)
+            return committed() or more
+        more = False
+        if leads:
+            async with self._database.begin() as connection:
+                await self._leadership.fence(connection)
+                _, more = await self._number(connection)
+                await sum_up(connection)
+        held = self._shards.held
+        if not held.numbers:
+            self._fold.forget()
+            self._gauges.clear()
+            return more
         async with self._database.begin() as connection:
-            await self._leadership.fence(connection)
-            if self._fold is None:
-                self._fold = Fold(self._config, await resume(connection))
-                self._circumstances_due_s = self._shares_due_s = begun_s
-                progress()
-            fold = self._fold
-            with self._processor_time.part("read"):
-                batches = await claim(
-                    connection,
-                    fold.position.fold_seq,
-                    BATCHES_AT_ONCE,
-                    timedelta(seconds=self._config.monitor.reorder_s),
-                    most_rows=ROWS_AT_ONCE,
+            now = await numbering(connection)
+            # A monitor of another setting, or of a release before, may lead by now.
+            is_so = now.by_model and now.shards == held.of
+            models = [
+                model
+                for model, place in (await model_numbers(connection)).items()
+                if is_so and place % held.of in held.numbers
+            ]
+            committed = await self._fold.fold(connection, models, now.fold_seq)
+        return committed() or more
+
+    async def _number(self, connection: Connection) -> tuple[int, bool]:
+        """Assign numbers to new batches; return how far they have numbers, and whether more may wait."""
+        shards = self._config.monitor.shards
+        numbered = await number(
+            connection,
+            shards * BATCHES_AT_ONCE,
+            timedelta(seconds=self._config.monitor.reorder_s),
+            most_rows=shards * ROWS_AT_ONCE,
+            shards=shards,
+        )
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._unfolded_due_s:
+            self._gauges.shards = await shard_states(connection)
+            self._unfolded_due_s = now_s + _UNFOLDED_S
+        return numbered
+
+    async def _shards_turn(self) -> None:
+        """Say that this monitor folds, and take its part of the shards, as long as it can fold."""
+        if self._config.monitor.shards > 1:
+            before = self._shards.held
+            if self._connected and not self._leadership.hangs:
+                held = await self._shards.renew(self._leadership.pid)
+            else:
+                held = HeldShards()
+                if self._shards.takes_part:
+                    await self._shards.release()
+            self._folds_shards = self._folds_shards or bool(held.numbers)
+            if held != before:
+                _LOG.info(
+                    "this monitor folds %s of %d",
+                    f"the shards {', '.join(map(str, sorted(held.numbers)))}" if held.numbers else "no shard",
+                    self._config.monitor.shards,
                 )
-            wanted = fold.policies() | {row.policy_id for rows in batches for row in rows.comparisons}
-            wanted |= {row.policy_id for rows in batches for row in rows.noise}
-            fold.learn(await load_catalog(connection, wanted=wanted, known=fold.catalog))
-            if begun_s >= self._circumstances_due_s:
-                fold.note(await read_circumstances(connection, self._config.monitor.max_loss_ratio))
-                self._servings = await servings(connection, self._config.monitor.max_loss_ratio)
-                self._gauges.n_unfolded, self._gauges.oldest_unfolded = await unfolded(connection)
-                self._circumstances_due_s = begun_s + _CIRCUMSTANCES_S
-            if begun_s >= self._shares_due_s:
-                fold.note_shares(await read_share_hours(connection, fold.share_question()))
-                self._shares_due_s = begun_s + _SHARES_S
-            for batch in batches:
-                with self._processor_time.part("fold"):
-                    fold.batch(batch)
-                progress()
-                # A probe of the admin port, and the renewal of the lease, wait for one batch at most.
-                await asyncio.sleep(0)
-            outcome = await self._explainer.explain(Evidence(connection), fold.take(), fold.catalog)
-            progress()
-            if batches or outcome.verdicts:
-                with self._processor_time.part("write"):
-                    await write(
-                        connection,
-                        outcome,
-                        self._config.telemetry.trace_url,
-                        webhook=bool(self._config.notify.webhook_url),
-                        ways=ways_with(self._config, fold.catalog),
-                    )
-            mitigated = await mitigated_slices(connection)
-        self._gauges.show(fold.current(), fold.catalog, fold.floors(), mitigated, self._servings)
-        for transition in outcome.transitions:
-            _LOG.info(
-                "%s -> %s: %s",
-                transition.from_verdict,
-                transition.to_verdict,
-                fold.catalog.slices[transition.slice_id].name,
-                extra=of_model(fold.catalog.versions[transition.model_version_id].model),
-            )
-        self._processor_time.answered(sum(len(batch.comparisons) for batch in batches))
-        if batches:
-            self._folded.add(len(batches))
-            self._fold_time.record(self._clock.monotonic_s() - begun_s)
-        return len(batches) >= BATCHES_AT_ONCE or sum(batch.n_rows for batch in batches) >= ROWS_AT_ONCE
+        await self._stop.wait(RENEWED_EVERY_S)
 
     async def _outbox_turn(self) -> None:
         failed = False

@@ -193,6 +193,19 @@ def _positive(counts: Counter[str]) -> dict[str, int]:
     return {reason: n for reason, n in counts.most_common() if n > 0}
 
 
+# A model has one part of the allowance, its detectors share that: as many times its detectors as there are models would share all.
+_DETECTORS: Final = text("""
+    select coalesce(
+        (
+            select m.n_detectors * greatest((
+                select count(*) from model_span s where f.exchange_time <= s.last_at + interval '30 days'
+            ), 1) from model_fold m where m.model = :model
+        ),
+        f.n_detectors
+    ) from fold f
+""")
+
+
 class SliceUsage(msgspec.Struct, frozen=True, kw_only=True):
     """A slice's estimated share of its model's requests."""
 
@@ -266,5 +279,5 @@ async def _usage(connection: AsyncConnection, model: str, begin: datetime, end: 
             for row in rows
             if row["model"] == model and row["predicate"] != "true"
         ),
-        n_detectors=int(await connection.scalar(text("select n_detectors from fold")) or 0),
+        n_detectors=int(await connection.scalar(_DETECTORS, {"model": model}) or 0),
     )

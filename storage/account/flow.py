@@ -13,6 +13,7 @@ from quantdrift.core.sampling.pause import Order
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import Serving
 from quantdrift.storage.account.account import Account, accounts
+from quantdrift.storage.fold_rows import ShardState
 from quantdrift.storage.pauses import local_pauses
 from quantdrift.storage.serving import servings
 from quantdrift.storage.snapshot import KNOWN_STRATA
@@ -78,6 +79,9 @@ _COMPARED: Final = text("""
 _UNFOLDED: Final = text("""
     with waiting as (
         select id, captured_from, captured_to, stored_at from batch where fold_seq is null and kind = 'comparison'
+        union all
+        select b.id, b.captured_from, b.captured_to, b.stored_at from model_fold f join batch b
+            on b.compared_model = f.model and b.fold_seq > f.fold_seq and b.kind = 'comparison'
     )
     select v.model, 'unfolded' as step, count(distinct c.exchange_id) as total,
         count(distinct c.exchange_id) filter (where c.captured_at >= :begin) as recent, min(w.stored_at) as at
@@ -386,6 +390,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         When the monitor last folded, None: never; and whether a monitor leads now.
     lag_factor
         By what the leading monitor multiplies every sampling rate because the shadow does not keep up; 1: it does.
+    shards
+        The parts of the models that several monitors fold, and what waits for each; empty where one monitor folds all.
     n_unsent, unsent_since, unsent_error
         Events that wait for the collector.
     accounts
@@ -406,6 +412,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     folded_at: datetime | None = None
     is_led: bool = False
     lag_factor: float = 1.0
+    shards: tuple[ShardState, ...] = ()
     n_unsent: int = 0
     unsent_since: datetime | None = None
     unsent_error: str = ""

@@ -46,10 +46,12 @@ _OLD_TALLIES: Final = """
         limit :chunk
     )
 """
+# Of the model that is the furthest behind: each is folded by itself.
+_FOLDED_TO: Final = "select least((select min(event_time) from fold), (select min(event_time) from model_fold))"
 # Counts are cumulative: of those between two that stay, the sums stay. A sidecar that sent none for five minutes counts as ended,
 # also where the traffic is folded again.
-_DENSE_TALLIES: Final = """
-    with fold_time as (select min(event_time) - interval '75 minutes' as before from fold)
+_DENSE_TALLIES: Final = f"""
+    with fold_time as (select ({_FOLDED_TO}) - interval '75 minutes' as before)
     delete from tally where (source, boot, stratum, sequence) in (
         select dense.source, dense.boot, dense.stratum, dense.sequence
         from fold_time
@@ -65,7 +67,7 @@ _DENSE_TALLIES: Final = """
             and date_bin('3 minutes', dense.at, '2000-01-01 00:00:00+00') = date_bin('3 minutes', next.at, '2000-01-01 00:00:00+00')
         limit :chunk
     )
-"""
+"""  # noqa: S608 - constants
 _OLD_BATCHES: Final = """
     delete from batch where id in (
         select id from batch
@@ -86,7 +88,7 @@ _OLD_ARRIVALS: Final = """
 """
 _OLD_BLOCKS: Final = "select * from blocks_drop(:before, :chunk)"
 _CONDENSED: Final = text("select n, last_at from comparison_condense(:day, :since, :most)")
-_FOLDED_UNTIL: Final = text("select min(event_time) from fold")
+_FOLDED_UNTIL: Final = text(_FOLDED_TO)
 _CONDENSED_AT_ONCE: Final = 65_536
 """Comparisons of a transaction that makes blocks of 1,024: some seconds."""
 _WAITS: Final = timedelta(days=1)
@@ -383,6 +385,10 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "incident_change": "with its incident",
         "label": "retention_days",
         "leader": _NEVER_MORE,
+        "model_fold": "one row for each model",
+        "model_span": "one row for each model and time in which it had traffic",
+        "monitor_process": "20 s after the monitor last said that it runs",
+        "shard": "one row for each shard",
         "model_version": "history_days after it lost its place; those with a place are limited in number",
         "noise": "with its batch",
         "noise_change": "history_days",

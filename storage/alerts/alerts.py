@@ -131,7 +131,7 @@ _ESCALATE: Final = text(
     join lateral (
         select * from alert_action c where c.alert_id = a.id and c.action <> 'note' order by c.id desc limit 1
     ) last on last.action = 'ack'
-    where a.resolved_at is null and (
+    where a.resolved_at is null and (cast(:versions as int[]) is null or a.model_version_id = any(cast(:versions as int[]))) and (
         (a.severity = 'firing' and last.severity = 'warning')
         or (v.estimate -> a.metric ->> 'low')::float8 > last.level
     )
@@ -146,10 +146,12 @@ _SEND: Final = text("""
 _WORSE: Final = "clearly worse than when it was acknowledged"
 _RISEN: Final = "from warning to firing"
 
-_MARK: Final = text(
-    "select coalesce((select max(id) from outbox), 0), coalesce((select max(id) from alert_action), 0),"
-    " coalesce((select max(id) from incident_change), 0)"
-)
+# Of several numbers, since monitors that fold at the same time do not commit in the order of the numbers.
+_MARK: Final = text("""
+    select (select coalesce(sum(id), 0) from (select id from outbox order by id desc limit 64) newest),
+        (select coalesce(sum(id), 0) from (select id from alert_action order by id desc limit 64) newest),
+        (select coalesce(sum(id), 0) from (select id from incident_change order by id desc limit 64) newest)
+""")
 _OPEN: Final = text(
     f"{_STATE} where a.resolved_at is null and last.action is distinct from 'close' and i.state is distinct from 'mitigated' order by a.id"
 )
@@ -623,15 +625,20 @@ async def close_alerts(
     return sorted(closed)
 
 
-async def escalate(connection: AsyncConnection, *, webhook: bool) -> None:
+async def escalate(
+    connection: AsyncConnection, *, webhook: bool, versions: Sequence[int] | None = None
+) -> None:
     """End the acknowledgements of alerts that have become worse: of the monitor, in the transaction of a fold.
 
     Parameters
     ----------
     webhook
         Put those that no change of verdict reports into the outbox, for the webhook alone: the collector has their last event.
+    versions
+        Those whose alerts are meant; None: all.
     """
-    escalated = (await connection.execute(_ESCALATE, {"worse": _WORSE, "risen": _RISEN})).all()
+    wanted = {"worse": _WORSE, "risen": _RISEN, "versions": None if versions is None else list(versions)}
+    escalated = (await connection.execute(_ESCALATE, wanted)).all()
     for row in escalated:
         if webhook and row.reason == _WORSE:
             await connection.execute(_SEND, {"escalation": row.id, "alert": row.alert_id})

@@ -39,14 +39,14 @@ _FOLLOWED_PLACES: Final = text("""
 _LAPSED: Final = text("""
     select slice_id from (
         select distinct on (slice_id) slice_id, status from slice_change
-        where fold_seq is not null order by slice_id, id desc
+        where fold_seq <= :last order by slice_id, id desc
     ) newest where status = 'lapsed' order by 1
 """)
 _RETIRED: Final = text("""
     select slice_id from (
         select distinct on (c.discovery_id) d.slice_id, c.status
         from discovery_change c join discovery d on d.id = c.discovery_id
-        where c.fold_seq is not null and c.status in ('confirmed', 'retired') and d.slice_id is not null
+        where c.fold_seq <= :last and c.status in ('confirmed', 'retired') and d.slice_id is not null
         order by c.discovery_id, c.id desc
     ) newest where status = 'retired' order by 1
 """)
@@ -85,14 +85,14 @@ async def followed(
     return _by_fold([*places, *rows])
 
 
-async def retired(connection: AsyncConnection) -> tuple[int, ...]:
-    """Return the slices that the fold does not watch any more."""
-    return tuple((await connection.scalars(_RETIRED)).all())
+async def retired(connection: AsyncConnection, last: int) -> tuple[int, ...]:
+    """Return the slices that the fold does not watch any more after the batch `last`."""
+    return tuple((await connection.scalars(_RETIRED, {"last": last})).all())
 
 
-async def lapsed(connection: AsyncConnection) -> tuple[int, ...]:
-    """Return the slices of values that lost their place."""
-    return tuple((await connection.scalars(_LAPSED)).all())
+async def lapsed(connection: AsyncConnection, last: int) -> tuple[int, ...]:
+    """Return the slices of values that had lost their place by the batch `last`."""
+    return tuple((await connection.scalars(_LAPSED, {"last": last})).all())
 
 
 async def changes_of(connection: AsyncConnection, discovery_id: int) -> list[StatusChange]:

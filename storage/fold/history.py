@@ -17,6 +17,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
 from quantdrift.facts.events import AlertEvent, event_of
 from quantdrift.storage.database import Database
+from quantdrift.storage.fold.models import read_spans
 from quantdrift.storage.fold.read import read_catalog, refold
 from quantdrift.storage.fold_rows import BatchRows, Catalog, to_us
 
@@ -131,6 +132,11 @@ class History:
         """Return every version, slice and policy."""
         async with self._reading() as connection:
             return await read_catalog(connection)
+
+    async def spans(self) -> dict[str, list[tuple[int, int]]]:
+        """Return from when until when each model shares the allowance."""
+        async with self._reading() as connection:
+            return await read_spans(connection)
 
     async def batches(
         self, extent: HistoryExtent, at_once: int = BATCHES_AT_ONCE

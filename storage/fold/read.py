@@ -1,15 +1,17 @@
-"""The fold's reads: its position, the catalog of ids, and the next batches, which get their numbers when read.
+"""The fold's reads: its position, the catalog of ids, the numbers of new batches, and the next batches.
 
-All reads, and the writes in `storage.fold.write`, are in one transaction of the leader. The `fold` row is locked
-first, so that a leader that lost its lock without noticing cannot fold at the same time as the new one.
+The monitor that leads numbers batches, in one order for all models: the row of `fold` is locked first, so that a leader that lost its
+lock without noticing cannot number at the same time as the new one. A model is folded in that order, by whoever folds it: it sees the
+batches of its own comparisons and those of no model, and its result does not depend on what else is folded beside it. All
+reads of it, and the writes in `storage.fold.write`, are in one transaction, which locks its row of `model_fold`.
 """
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from sqlalchemy import RowMapping, TextClause, text
@@ -18,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import UNANSWERED, Loss, Policy, Predicate, Verdict
 from quantdrift.storage.fold.discovery_log import follow, followed, lapsed, retired
+from quantdrift.storage.fold.models import begin_models, note_numbers, note_spans, position_of
 from quantdrift.storage.fold.reading_order import ReadingOrder, Stretch, WaitingBatch, closed_up
 from quantdrift.storage.fold.undeclared_sessions import found_sessions
 from quantdrift.storage.fold_rows import (
@@ -49,18 +52,37 @@ from quantdrift.storage.signals import named_values
 from quantdrift.storage.snapshot import KNOWN_STRATA
 
 _HOUR: Final = timedelta(hours=1)
+_ALL: Final = 2**62
 _MONITOR: Final = "monitor"  # worker of the batches that it makes itself
 
 # The row must exist to be locked: without it, two monitors could both begin.
 _BEGIN: Final = text("""
     insert into fold (id, fold_seq, mass, n_detectors) values (1, 0, 0, 0) on conflict (id) do nothing
 """)
-_POSITION: Final = text(
-    "select fold_seq, event_time, exchange_time, mass, n_detectors from fold where id = 1 for update"
+_POSITION: Final = text("select * from fold where id = 1 for update")
+_NUMBERING: Final = text(
+    "select fold_seq, coalesce(model_seq = fold_seq, false) as by_model, shards from fold where id = 1"
 )
+_FASTEST: Final = text("select max(fold_seq) from model_fold")
 _LAST_COMPARED: Final = text(
     "select stored_at from batch where kind = 'comparison' and fold_seq <= :last order by fold_seq desc limit 1"
 )
+# Comparisons of several models in one batch are those of long ago, if any.
+_LAST_COMPARED_OF: Final = text("""
+    select max(stored_at) as stored_at from (
+        (
+            select fold_seq, stored_at from batch where compared_model = :model and fold_seq <= :last order by fold_seq desc limit 1
+        )
+        union all
+        (
+            select fold_seq, stored_at from (
+                select kind, fold_seq, stored_at from batch
+                where compared_model is null and fold_seq <= :last order by fold_seq desc limit 1000
+            ) of_none where kind = 'comparison' order by fold_seq desc limit 1
+        )
+    ) last having count(*) > 0
+""")
+_NEXT: Final = "select {batch} from batch where fold_seq > :after and fold_seq <= :last and (compared_model is null or compared_model = any(cast(:models as text[])) or fold_seq = any(cast(:decided as bigint[]))) order by fold_seq limit :most"
 _BATCH: Final = """
     batch.id, batch.fold_seq, batch.kind, batch.worker, batch.n_rows, batch.stored_at, batch.captured_from, batch.captured_to,
     batch.unreferenced, batch.compared_model as model, batch.read_after, batch.read_until, batch.rest_until, batch.read_from, batch.horizon_s
@@ -80,7 +102,16 @@ _NUMBER: Final = text(f"""
     update batch set fold_seq = :last + next.place from next where batch.id = next.id
     returning {_BATCH}
 """)  # noqa: S608 - constants
-_UNFOLDED: Final = text("select count(*) as n, min(stored_at) as oldest from batch where fold_seq is null")
+# Batches of no model have tallies: they are folded within the next turn of each model.
+_UNFOLDED: Final = text("""
+    select compared_model as model, count(*) as n, min(stored_at) as oldest from batch where fold_seq is null group by 1
+    union all
+    select f.model, waiting.n, waiting.oldest
+    from model_fold f cross join lateral (
+        select count(*) as n, min(stored_at) as oldest from batch where compared_model = f.model and fold_seq > f.fold_seq
+    ) waiting
+    where waiting.n > 0
+""")
 # Of each model its last numbered batch, and the earlier ones with rows that were not folded yet.
 _WAITING: Final = text("""
     select wanted.model, last.read_after, last.read_until, last.rest_until, last.horizon_s, last.stored_at as last_stored_at,
@@ -153,7 +184,7 @@ _TALLIES: Final = text(f"""
 """)  # noqa: S608 - constants
 _RECENT_TALLIES: Final = text(f"""
     select {_TALLY} from tally t join batch b on b.id = t.batch_id
-    where b.fold_seq is not null and t.at > :horizon and b.stored_at > :horizon
+    where b.fold_seq <= :last and t.at > :horizon and b.stored_at > :horizon
     order by b.fold_seq, t.source, t.boot, t.sequence, t.stratum
 """)  # noqa: S608 - constants
 _EXPIRY: Final = (
@@ -163,7 +194,7 @@ _EXPIRIES: Final = text(f"""
     select {_EXPIRY} where e.batch_id = any(cast(:batches as bigint[])) order by e.batch_id, e.boot, e.counts_row
 """)
 _RECENT_EXPIRIES: Final = text(f"""
-    select {_EXPIRY} where b.fold_seq is not null and b.stored_at > :horizon
+    select {_EXPIRY} where b.fold_seq <= :last and b.stored_at > :horizon
     order by b.fold_seq, e.boot, e.counts_row
 """)
 # The last tally of each sidecar, however old: its next tally is compared with it. One step per sidecar start and
@@ -173,7 +204,7 @@ _BASELINES: Final = text(f"""
     select newest.* from known k cross join lateral (
         select {_TALLY} from tally t join batch b on b.id = t.batch_id
         where t.source = k.source and t.boot = k.boot and t.stratum = k.stratum
-            and b.fold_seq is not null and least(t.at, b.stored_at) <= :horizon
+            and b.fold_seq <= :last and least(t.at, b.stored_at) <= :horizon
         order by t.sequence desc limit 1
     ) newest
     where newest.at > cast(:horizon as timestamptz) - interval '30 days'
@@ -193,11 +224,14 @@ _CLOSE: Final = text("""
     select taken.*, a.model_version_id, a.slice_id from taken join alert a on a.id = taken.alert_id
     where a.resolved_at is null or a.ended = 'replaced' order by taken.id
 """)
-_CLOSED: Final = text("""
+_CLOSES: Final = """
     select c.id, c.fold_seq, coalesce(nullif(c.identity, ''), c.made_by) as made_by, c.reason, a.model_version_id, a.slice_id
     from alert_action c join alert a on a.id = c.alert_id
-    where c.action = 'close' and c.fold_seq between :first and :last order by c.id
-""")
+    where c.action = 'close' and c.fold_seq between :first and :last
+"""
+_CLOSED: Final = text(f"{_CLOSES} order by c.id")
+# An alert that has ended since is not closed, and no later one of its slice in its place.
+_CLOSED_NEXT: Final = text(f"{_CLOSES} and (a.resolved_at is null or a.ended = 'replaced') order by c.id")
 # Decisions of people apply from the next batch on, so that folding again gives the same result.
 _DECIDE: Final = text("update baseline set fold_seq = :fold_seq where fold_seq is null returning *")
 _FOLDED: Final = text(f"select {_BATCH} from batch where fold_seq between :first and :last")  # noqa: S608
@@ -205,18 +239,25 @@ _DECIDED: Final = text("""
     select * from baseline
     where fold_seq between :first and :last and source in ('accepted', 'imported', 'frozen', 'kept')
 """)
-_SERVING: Final = text("""
+_OF_MODEL: Final = "(cast(:model as text) is null or {table}.model_version_id in (select id from model_version where model = :model))"
+_DETECTORS: Final = text(f"""
+    select * from detector where retired_at is null and {_OF_MODEL.format(table="detector")}
+    order by model_version_id, slice_id, metric, kind
+""")  # noqa: S608 - constants
+_SESSIONS: Final = text(f"select * from session where {_OF_MODEL.format(table='session')}")  # noqa: S608
+_SERVING: Final = text(f"""
     select * from serving v
-    where v.last_at >= cast(:silent as timestamptz) or exists (
+    where {_OF_MODEL.format(table="v")} and (v.last_at >= cast(:silent as timestamptz) or exists (
         select from detector d where d.retired_at is null and d.model_version_id = v.model_version_id
-    )
+    ))
     order by v.model_version_id
-""")
+""")  # noqa: S608
 # A verdict without a live detector is history, except for a version without a reference, which never has a detector, and for
 # a slice that nothing was measured of yet.
 _VERDICTS: Final = text("""
     select v.* from verdict v join model_version m on m.id = v.model_version_id
-    where (m.reference_digest = '' and coalesce(v.last_at >= cast(:silent as timestamptz), true))
+    where (cast(:model as text) is null or m.model = :model) and (
+        (m.reference_digest = '' and coalesce(v.last_at >= cast(:silent as timestamptz), true))
         or exists (
             select from detector d where d.retired_at is null
                 and d.model_version_id = v.model_version_id and d.slice_id = v.slice_id
@@ -224,73 +265,107 @@ _VERDICTS: Final = text("""
         or (m.reference_digest <> '' and v.last_at >= cast(:silent as timestamptz) and not exists (
             select from detector d where d.model_version_id = v.model_version_id and d.slice_id = v.slice_id
         ))
+    )
     order by v.model_version_id, v.slice_id
 """)
-_RECENT_ITEMS: Final = text("""
+_RECENT_ITEMS: Final = text(f"""
     select model_version_id, slice_id, hour, n_items, n_unmeasured, people is not null as names_people
-    from rollup_hour where hour >= :horizon
+    from rollup_hour where hour >= :horizon and {_OF_MODEL.format(table="rollup_hour")}
     order by hour, model_version_id, slice_id
+""")  # noqa: S608
+_VERSIONS: Final = text("select id from model_version where model = :model")
+_VERSIONS_OF: Final = text("""
+    select id, model, candidate_version, reference_digest, first_seen_at from model_version
+    where cast(:models as text[]) is null or model = any(cast(:models as text[]))
+""")
+_SLICES_OF: Final = text("""
+    select id, model, name, predicate, definition from slice
+    where cast(:models as text[]) is null or model = any(cast(:models as text[])) order by id
 """)
 _POLICIES_KEPT: Final = 1_000
 _POLICIES: Final = text("""
     select id, definition from policy where cast(:wanted as int[]) is null or id = any(cast(:wanted as int[]))
 """)
-_IMPORTED: Final = """
+_IMPORTED: Final = text(f"""
     select distinct on (model_version_id, slice_id, metric) * from baseline
-    where kind = 'budget' and source = 'imported' and fold_seq is not null
+    where kind = 'budget' and source = 'imported' and fold_seq <= :last and {_OF_MODEL.format(table="baseline")}
     order by model_version_id, slice_id, metric, id desc
-"""
+""")  # noqa: S608
 
 
-async def resume(connection: AsyncConnection) -> Snapshot:
-    """Return the state from which a fold starts or continues; retired detectors are left out."""
-    position = await _position(connection)
-    detectors = await _rows(
-        connection,
-        "select * from detector where retired_at is null order by model_version_id, slice_id, metric, kind",
-    )
+async def resume(
+    connection: AsyncConnection, model: str | None = None, position: Position | None = None
+) -> Snapshot:
+    """Return the state from which a fold starts or continues; retired detectors are left out.
+
+    Parameters
+    ----------
+    model
+        None: all models in one fold, from the position in `fold`.
+    position
+        That of the model, whose row is locked.
+    """
+    if position is None:
+        position = await _position(connection)
+    # In one fold of all models, all that has a number is folded.
+    last = _ALL if model is None else position.fold_seq
+    of_model: dict[str, Any] = {"model": model, "last": last}
+
+    async def rows(statement: TextClause, **more: Any) -> Sequence[RowMapping]:
+        wanted = {name: value for name, value in of_model.items() if f":{name}" in statement.text}
+        return (await connection.execute(statement, wanted | more)).mappings().all()
+
     silent = None if position.event_us is None else from_us(position.event_us) - RETIRED_AFTER
-    verdicts = (await connection.execute(_VERDICTS, {"silent": silent})).mappings().all()
+    verdicts = await rows(_VERDICTS, silent=silent)
     baselines: Sequence[RowMapping] = ()
     recent: Sequence[RowMapping] = ()
     expired: Sequence[RowMapping] = ()
     items: Sequence[RowMapping] = ()
     if position.event_us is not None:
-        horizon = {"horizon": from_us(position.event_us) - _HOUR}
-        baselines = (await connection.execute(_BASELINES, horizon)).mappings().all()
-        recent = (await connection.execute(_RECENT_TALLIES, horizon)).mappings().all()
-        expired = (await connection.execute(_RECENT_EXPIRIES, horizon)).mappings().all()
+        horizon = from_us(position.event_us) - _HOUR
+        baselines = await rows(_BASELINES, horizon=horizon)
+        recent = await rows(_RECENT_TALLIES, horizon=horizon)
+        expired = await rows(_RECENT_EXPIRIES, horizon=horizon)
         hour = from_us(position.event_us).replace(minute=0, second=0, microsecond=0)
-        items = (await connection.execute(_RECENT_ITEMS, {"horizon": hour - _HOUR})).mappings().all()
-    compared = (await connection.execute(_LAST_COMPARED, {"last": position.fold_seq})).mappings().all()
+        items = await rows(_RECENT_ITEMS, horizon=hour - _HOUR)
+    compared = await rows(_LAST_COMPARED if model is None else _LAST_COMPARED_OF)
+    versions = None if model is None else set(await connection.scalars(_VERSIONS, {"model": model}))
     return Snapshot(
         position=position,
-        detectors=tuple(detector_row(row) for row in detectors),
+        detectors=tuple(detector_row(row) for row in await rows(_DETECTORS)),
         verdicts=tuple(_verdict(row) for row in verdicts),
         baselines=tuple(_tally(row) for row in baselines),
         tallies=tuple(_tally(row) for row in recent),
         expiries=tuple(_expiry(row) for row in expired),
-        sessions=tuple(_session(row) for row in await _rows(connection, "select * from session")),
-        imported=tuple(_baseline(row) for row in await _rows(connection, _IMPORTED)),
+        sessions=tuple(_session(row) for row in await rows(_SESSIONS)),
+        imported=tuple(_baseline(row) for row in await rows(_IMPORTED)),
         recent_items=tuple(_item_count(row) for row in items),
-        retired=await retired(connection),
-        lapsed=await lapsed(connection),
-        floors=await floors(connection),
-        pairs=await pairs(connection),
-        serving=tuple(
-            _serving(row) for row in (await connection.execute(_SERVING, {"silent": silent})).mappings()
+        retired=await retired(connection, last),
+        lapsed=await lapsed(connection, last),
+        floors=tuple(
+            row for row in await floors(connection) if versions is None or row.model_version_id in versions
         ),
+        pairs=tuple(
+            row for row in await pairs(connection) if versions is None or row.model_version_id in versions
+        ),
+        serving=tuple(_serving(row) for row in await rows(_SERVING, silent=silent)),
         compared_us=to_us(compared[0]["stored_at"]) if compared else None,
     )
 
 
 async def load_catalog(
-    connection: AsyncConnection, *, wanted: Collection[int] | None = None, known: Catalog | None = None
+    connection: AsyncConnection,
+    *,
+    wanted: Collection[int] | None = None,
+    known: Catalog | None = None,
+    models: Collection[str] | None = None,
 ) -> Catalog:
     """Return all versions and slices, and the policies; each model with a version gets its slice `all`.
 
     Parameters
     ----------
+    models
+        Those whose versions and slices are wanted; None: all.
     wanted
         Policies that must be in it, since hundreds are made in a day; None: all of them.
     known
@@ -304,17 +379,20 @@ async def load_catalog(
             on conflict do nothing
         """)
     )
-    return await read_catalog(connection, wanted=wanted, known=known)
+    return await read_catalog(connection, wanted=wanted, known=known, models=models)
 
 
 async def read_catalog(
-    connection: AsyncConnection, *, wanted: Collection[int] | None = None, known: Catalog | None = None
+    connection: AsyncConnection,
+    *,
+    wanted: Collection[int] | None = None,
+    known: Catalog | None = None,
+    models: Collection[str] | None = None,
 ) -> Catalog:
     """Return the same as `load_catalog`, without writing anything."""
-    versions = await _rows(
-        connection, "select id, model, candidate_version, reference_digest, first_seen_at from model_version"
-    )
-    slices = await _rows(connection, "select id, model, name, predicate, definition from slice order by id")
+    of = {"models": None if models is None else sorted(models)}
+    versions = (await connection.execute(_VERSIONS_OF, of)).mappings().all()
+    slices = (await connection.execute(_SLICES_OF, of)).mappings().all()
     policies = await _policies(connection, wanted, {} if known is None else known.policies)
     return Catalog(
         undeclared_sessions=await found_sessions(connection),
@@ -385,26 +463,122 @@ async def claim(
         raise RetryError(
             f"the database is at fold {position.fold_seq}, not at {after}: another monitor leads"
         )
+    numbered = await _number(connection, after, most, horizon, most_rows)
+    if not numbered:
+        return []
+    decisions = await _take_over(connection, min(row["fold_seq"] for row in numbered))
+    return await _batches(connection, numbered, *decisions)
+
+
+async def number(
+    connection: AsyncConnection, most: int, horizon: timedelta, *, most_rows: int, shards: int = 1
+) -> tuple[int, bool]:
+    """Assign numbers to up to `most` new batches; return how far batches have numbers, and whether more may wait for one.
+
+    Only the monitor that leads does it. Where other processes fold, it goes no further ahead of the fastest than two claims.
+
+    Parameters
+    ----------
+    horizon, most_rows
+        As for `claim`.
+    shards
+        In how many shards models are folded from now on.
+    """
+    row = await _fold_row(connection)
+    last: int = row["fold_seq"]
+    await begin_models(connection, last, known=row["model_seq"] == last)
+    fastest = await connection.scalar(_FASTEST)
+    numbered: list[RowMapping] = []
+    if shards == 1 or fastest is None or last - fastest < 2 * most:
+        numbered = await _number(connection, last, most, horizon, most_rows)
+    if numbered:
+        await _take_over(connection, min(each["fold_seq"] for each in numbered))
+        last = max(each["fold_seq"] for each in numbered)
+    newest = row["newest_capture"]
+    if row["model_seq"] != row["fold_seq"]:
+        newest = max((at for at in (newest, row["exchange_time"]) if at is not None), default=None)
+    newest = await note_spans(connection, numbered, newest)
+    await note_numbers(connection, last, shards, newest)
+    return last, len(numbered) >= most or sum(each["n_rows"] for each in numbered) >= most_rows
+
+
+class Numbering(NamedTuple):
+    """How far batches have numbers, and in how many shards models are folded; `by_model`: this release folds them."""
+
+    fold_seq: int
+    shards: int
+    by_model: bool
+
+
+async def numbering(connection: AsyncConnection) -> Numbering:
+    """Return how far batches have numbers; no lock is taken."""
+    row = (await connection.execute(_NUMBERING)).one_or_none()
+    return (
+        Numbering(0, 1, by_model=False) if row is None else Numbering(row.fold_seq, row.shards, row.by_model)
+    )
+
+
+async def next_batches(
+    connection: AsyncConnection, models: Collection[str], after: int, last: int, most: int, *, most_rows: int
+) -> tuple[list[BatchRows], int]:
+    """Return the next numbered batches of models, and how far these are folded with them.
+
+    Parameters
+    ----------
+    models
+        Others' comparisons are left out. A batch in which people's decisions take effect comes whatever it has.
+    after, last
+        The batches after the first, up to the second.
+    most, most_rows
+        Number of batches, and of rows in them, after which no further batch comes.
+    """
+    borders = {"first": after + 1, "last": last}
+    decided = (await connection.execute(_DECIDED, borders)).mappings().all()
+    closed = (await connection.execute(_CLOSED_NEXT, borders)).mappings().all()
+    changed = await followed(connection, after + 1, last)
+    decided_with = {row["fold_seq"] for row in (*decided, *closed)} | changed.keys()
+    wanted = {"after": after, "last": last, "most": most, "models": sorted(models)}
+    wanted["decided"] = sorted(decided_with)
+    found = (await connection.execute(text(_NEXT.format(batch=_BATCH)), wanted)).mappings().all()
+    rows_before = [0, *accumulate(row["n_rows"] for row in found)]
+    n = sum(before < most_rows for before in rows_before[:-1])
+    numbered = found[:n]
+    until = last if n == len(found) < most else numbered[-1]["fold_seq"]
+    return await _batches(connection, numbered, decided, closed, changed, models=models), until
+
+
+async def _number(
+    connection: AsyncConnection, after: int, most: int, horizon: timedelta, most_rows: int
+) -> list[RowMapping]:
+    """Assign numbers after `after` and read marks to new batches; return these."""
     numbering = {"most": most, "most_rows": most_rows, "last": after}
     if horizon:
         await connection.execute(_PASS_MARK, {"worker": _MONITOR})
-    numbered = (await connection.execute(_NUMBER, numbering)).mappings().all()
+    numbered = list((await connection.execute(_NUMBER, numbering)).mappings().all())
     if not numbered and (await connection.execute(_TAKE_OVER, {"worker": _MONITOR})).rowcount:
-        numbered = (await connection.execute(_NUMBER, numbering)).mappings().all()
-    if not numbered:
-        return []
-    if horizon:
+        numbered = list((await connection.execute(_NUMBER, numbering)).mappings().all())
+    if numbered and horizon:
         numbered = await _mark(connection, numbered, after, horizon)
-    first = min(row["fold_seq"] for row in numbered)
-    decided = (await connection.execute(_DECIDE, {"fold_seq": first})).mappings().all()
-    closed = (await connection.execute(_CLOSE, {"fold_seq": first})).mappings().all()
-    return await _batches(connection, numbered, decided, closed, await follow(connection, first))
+    return numbered
 
 
-async def unfolded(connection: AsyncConnection) -> tuple[int, datetime | None]:
-    """Return how many stored batches have no number yet, and when the oldest was stored; None: there is none."""
-    row = (await connection.execute(_UNFOLDED)).one()
-    return row.n, row.oldest
+async def _take_over(
+    connection: AsyncConnection, fold_seq: int
+) -> tuple[Sequence[RowMapping], Sequence[RowMapping], Mapping[int, tuple[SliceChange, ...]]]:
+    """Let what people decided since take effect with a batch: return decisions about baselines, closed alerts, and slices."""
+    at = {"fold_seq": fold_seq}
+    decided = (await connection.execute(_DECIDE, at)).mappings().all()
+    closed = (await connection.execute(_CLOSE, at)).mappings().all()
+    return decided, closed, await follow(connection, fold_seq)
+
+
+async def unfolded(connection: AsyncConnection) -> dict[str, tuple[int, datetime]]:
+    """Return by model how many stored batches are not folded, and when the oldest was stored; under an empty name those of no model."""
+    waiting: dict[str, tuple[int, datetime]] = {}
+    for model, n, oldest in (await connection.execute(_UNFOLDED)).all():
+        before = waiting.get(model or "", (0, oldest))
+        waiting[model or ""] = before[0] + n, min(before[1], oldest)
+    return waiting
 
 
 async def refold(connection: AsyncConnection, first: int, last: int) -> list[BatchRows]:
@@ -424,12 +598,15 @@ async def _batches(
     closed: Sequence[RowMapping],
     changed: Mapping[int, tuple[SliceChange, ...]],
     *,
+    models: Collection[str] | None = None,
     condensed: bool = False,
 ) -> list[BatchRows]:
     """Return numbered batches with their rows and the decisions that apply from them on, in order.
 
     Parameters
     ----------
+    models
+        Batches of other models come without their rows; None: there are none.
     condensed
         Whether comparisons are read that are condensed, too: some of these batches were folded days ago.
     """
@@ -440,8 +617,9 @@ async def _batches(
     for row in closed:
         values = {name: row[name] for name in AlertClose.__struct_fields__}
         closes.setdefault(row["fold_seq"], []).append(AlertClose(**values))
-    ids = [row["id"] for row in numbered]
-    comparisons, noise = await _read(connection, numbered, condensed=condensed)
+    own = [row for row in numbered if models is None or row["model"] is None or row["model"] in models]
+    ids = [row["id"] for row in own]
+    comparisons, noise = await _read(connection, own, condensed=condensed)
     tallies: dict[int, list[TallyRow]] = {}
     for row in (await connection.execute(_TALLIES, {"batches": ids})).mappings():
         tallies.setdefault(row["batch_id"], []).append(_tally(row))
@@ -451,6 +629,7 @@ async def _batches(
     return [
         BatchRows(
             fold_seq=row["fold_seq"],
+            model=row["model"] or "",
             n_rows=row["n_rows"],
             stored_us=to_us(row["stored_at"]),
             captured_us=to_us(row["captured_to"]),
@@ -616,15 +795,12 @@ def _captured(batches: Sequence[RowMapping]) -> dict[str, Any]:
 
 
 async def _position(connection: AsyncConnection) -> Position:
+    return position_of(await _fold_row(connection))
+
+
+async def _fold_row(connection: AsyncConnection) -> RowMapping:
     await connection.execute(_BEGIN)
-    row = (await connection.execute(_POSITION)).mappings().one()
-    return Position(
-        fold_seq=row["fold_seq"],
-        event_us=None if row["event_time"] is None else to_us(row["event_time"]),
-        exchange_us=None if row["exchange_time"] is None else to_us(row["exchange_time"]),
-        mass=row["mass"],
-        n_detectors=row["n_detectors"],
-    )
+    return (await connection.execute(_POSITION)).mappings().one()
 
 
 def _item_count(row: RowMapping) -> ItemCount:
@@ -636,10 +812,6 @@ def _item_count(row: RowMapping) -> ItemCount:
         row["n_unmeasured"],
         row["names_people"],
     )
-
-
-async def _rows(connection: AsyncConnection, statement: str) -> Sequence[RowMapping]:
-    return (await connection.execute(text(statement))).mappings().all()
 
 
 def comparison_row(row: RowMapping) -> ComparisonRow:

@@ -1,6 +1,6 @@
 """The fold's writes: states, verdicts, alerts, transitions, outbox, roll-ups and its position, in one transaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -14,11 +14,13 @@ from quantdrift.facts.words.alert import text_of
 from quantdrift.facts.words.steps import Ways
 from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT, RELATED, escalate
 from quantdrift.storage.alerts.examples import examples
+from quantdrift.storage.fold.models import write_positions
 from quantdrift.storage.fold_rows import (
     BaselineRow,
     DetectorRow,
     Episode,
     FoldResult,
+    Position,
     RollupRow,
     ServingRow,
     SessionRow,
@@ -68,6 +70,13 @@ _FOLD: Final = text("""
         folded_at = now()
     where id = 1
 """)
+_VERSIONS: Final = text(
+    "select id, model from model_version where model = any(cast(:models as text[])) order by id"
+)
+_WITH_INCIDENTS: Final = text("""
+    select model_version_id from incident
+    where model_version_id = any(cast(:versions as int[])) and (state = 'open' or mitigation in ('routed', 'reported'))
+""")
 _ADDED: Final = ("divergence_bins", "people")
 LARGEST: Final = ("cap", "heaviest")
 """Columns of a roll-up that are the largest of what is added, not the sum."""
@@ -111,7 +120,7 @@ async def write(
     webhook: bool = False,
     ways: Callable[[TransitionRow, int], Ways] = _only_by_number,
 ) -> None:
-    """Store the outcome of a fold: states, verdicts, alerts, transitions, outbox, roll-ups, incidents and the position.
+    """Store the outcome of one fold of all models: states, verdicts, alerts, transitions, outbox, roll-ups, incidents and the position.
 
     Parameters
     ----------
@@ -124,11 +133,102 @@ async def write(
     ways
         Returns what can be done about an alert, by its event and its number: its text has that.
     """
+    written = await _write(connection, outcome, trace_url, webhook=webhook, ways=ways)
+    position = outcome.position
+    if position.event_us is not None:
+        await write_incidents(
+            connection,
+            versions=_changed_versions(outcome),
+            transitions=[numbers for _, numbers in written],
+            now=from_us(position.event_us),
+            fold_seq=position.fold_seq,
+            webhook=webhook,
+        )
+    await connection.execute(
+        _FOLD,
+        {
+            "fold_seq": position.fold_seq,
+            "event_time": None if position.event_us is None else from_us(position.event_us),
+            "exchange_time": None if position.exchange_us is None else from_us(position.exchange_us),
+            "mass": position.mass,
+            "n_detectors": position.n_detectors,
+        },
+    )
+
+
+async def write_models(
+    connection: AsyncConnection,
+    outcomes: Mapping[str, FoldResult],
+    before: Mapping[str, Position],
+    trace_url: str,
+    *,
+    webhook: bool,
+    ways: Callable[[TransitionRow, int], Ways],
+) -> None:
+    """Store the outcomes of the folds of models, each with its position: as `write`.
+
+    Parameters
+    ----------
+    connection
+        Inside the transaction that locked the models.
+    outcomes
+        By model.
+    before
+        The positions of the same models as they were locked.
+    """
+    rows = msgspec.structs.replace(
+        next(iter(outcomes.values())),
+        **{
+            name: tuple(row for outcome in outcomes.values() for row in getattr(outcome, name))
+            for name in FoldResult.__struct_fields__
+            if name != "position"
+        },
+    )
+    versions = {
+        row["id"]: row["model"]
+        for row in (await connection.execute(_VERSIONS, {"models": sorted(outcomes)})).mappings()
+    }
+    written = await _write(connection, rows, trace_url, webhook=webhook, ways=ways, versions=sorted(versions))
+    open_incidents = set((await connection.scalars(_WITH_INCIDENTS, {"versions": sorted(versions)})).all())
+    for model, outcome in outcomes.items():
+        changed, position = _changed_versions(outcome), outcome.position
+        own = {version for version, of_model in versions.items() if of_model == model}
+        if position.event_us is None or not (changed or own & open_incidents):
+            continue
+        then_us = before[model].event_us
+        await write_incidents(
+            connection,
+            versions=changed,
+            transitions=[numbers for version, numbers in written if version in own],
+            now=from_us(position.event_us),
+            fold_seq=position.fold_seq,
+            webhook=webhook,
+            own=own,
+            before=None if then_us is None else from_us(then_us),
+        )
+    await write_positions(connection, {model: outcome.position for model, outcome in outcomes.items()})
+
+
+def _changed_versions(outcome: FoldResult) -> set[int]:
+    changed = {row.model_version_id for row in outcome.transitions}
+    return changed | {note.model_version_id for note in outcome.notes}
+
+
+async def _write(
+    connection: AsyncConnection,
+    outcome: FoldResult,
+    trace_url: str,
+    *,
+    webhook: bool,
+    ways: Callable[[TransitionRow, int], Ways],
+    versions: Sequence[int] | None = None,
+) -> list[tuple[int, tuple[int, int]]]:
+    """Store all but incidents and positions; return the version of each change of an alert, and the numbers of both."""
     await _upsert(connection, tables.DetectorTable, [_detector_values(row) for row in outcome.detectors])
     await _upsert(connection, tables.VerdictTable, [_verdict_values(row) for row in outcome.verdicts])
     alarms = [row for row in outcome.transitions if row.episode in _ALARMS]
     examples_of_alarms = iter(await examples(connection, alarms) if alarms else ())
-    written: list[tuple[int, int]] = []
+    written: list[tuple[int, tuple[int, int]]] = []
     for transition in outcome.transitions:
         shown = (
             next(examples_of_alarms).linked(trace_url) if transition.episode in _ALARMS else AlertExamples()
@@ -137,7 +237,7 @@ async def write(
             connection, transition, shown, ways, webhook=webhook
         )
         if alert_id is not None:
-            written.append((transition_id, alert_id))
+            written.append((transition.model_version_id, (transition_id, alert_id)))
     for note in outcome.notes:
         key = {"version": note.model_version_id, "slice": note.slice_id}
         await connection.execute(_NOTE, {**key, "more": msgspec.json.encode(note.change).decode()})
@@ -147,7 +247,7 @@ async def write(
             _VERDICT_ALERTS, [{"version": version, "slice": slice_id} for version, slice_id in sorted(keys)]
         )
     if outcome.verdicts or outcome.transitions:
-        await escalate(connection, webhook=webhook)
+        await escalate(connection, webhook=webhook, versions=versions)
     await _write_rollups(connection, outcome.rollups)
     if outcome.learned:
         await connection.execute(
@@ -164,27 +264,7 @@ async def write(
             {"version": version, "policy": two, "group": three} for version, two, three in outcome.closed
         ]
         await connection.execute(_CLOSE_SESSION, closed)
-    position = outcome.position
-    if position.event_us is not None:
-        await write_incidents(
-            connection,
-            versions={row.model_version_id for row in outcome.transitions}
-            | {note.model_version_id for note in outcome.notes},
-            transitions=written,
-            now=from_us(position.event_us),
-            fold_seq=position.fold_seq,
-            webhook=webhook,
-        )
-    await connection.execute(
-        _FOLD,
-        {
-            "fold_seq": position.fold_seq,
-            "event_time": None if position.event_us is None else from_us(position.event_us),
-            "exchange_time": None if position.exchange_us is None else from_us(position.exchange_us),
-            "mass": position.mass,
-            "n_detectors": position.n_detectors,
-        },
-    )
+    return written
 
 
 async def _write_transition(

@@ -61,7 +61,8 @@ _ALERTS: Final = text("""
         select action, made_at from alert_action where alert_id = a.id and action <> 'note' order by id desc limit 1
     ) last on true
     left join lateral (select last.made_at where last.action = 'close') c on true
-    where a.incident_id is null or a.incident_id in (select id from wanted)
+    where (a.incident_id is null or a.incident_id in (select id from wanted))
+        and (cast(:own as int[]) is null or a.model_version_id = any(cast(:own as int[])))
     order by a.id
 """)
 _KNOWN: Final = text("""
@@ -189,6 +190,8 @@ async def write_incidents(
     now: datetime,
     fold_seq: int,
     webhook: bool,
+    own: Collection[int] | None = None,
+    before: datetime | None = None,
 ) -> None:
     """Give each alert its incident, and each incident its state.
 
@@ -202,10 +205,18 @@ async def write_incidents(
         The fold's time.
     webhook
         Put what no change of verdict reports into the outbox, for the webhook alone.
+    own
+        Versions that the fold has to do with; None: all.
+    before
+        The fold's time at its last outcome, if only `own` versions are its concern.
     """
-    rows = (await connection.execute(_ALERTS, {"versions": sorted(versions)})).mappings().all()
+    wanted = {"versions": sorted(versions), "own": None if own is None else sorted(own)}
+    rows = (await connection.execute(_ALERTS, wanted)).mappings().all()
     if rows:
-        await _arrange(connection, rows, now=now, fold_seq=fold_seq, webhook=webhook)
+        if own is None:
+            before = await connection.scalar(_BEFORE)
+        is_due = before is None or _turn(before) != _turn(now)
+        await _arrange(connection, rows, is_due=is_due, now=now, fold_seq=fold_seq, webhook=webhook)
     if transitions:
         await connection.execute(_NUMBER_ALERTS, {"alerts": [alert for _, alert in transitions]})
         await connection.execute(
@@ -214,12 +225,16 @@ async def write_incidents(
 
 
 async def _arrange(
-    connection: AsyncConnection, rows: Sequence[RowMapping], *, now: datetime, fold_seq: int, webhook: bool
+    connection: AsyncConnection,
+    rows: Sequence[RowMapping],
+    *,
+    is_due: bool,
+    now: datetime,
+    fold_seq: int,
+    webhook: bool,
 ) -> None:
     ids = sorted({row["incident"] for row in rows if row["incident"] is not None})
     incidents = {row["id"]: row for row in (await connection.execute(_KNOWN, {"ids": ids})).mappings()}
-    before = await connection.scalar(_BEFORE)
-    is_due = before is None or _turn(before) != _turn(now)
     traffic = await _traffic(connection, rows, incidents) if is_due else None
     by_version: dict[int, list[IncidentAlert]] = {}
     slices: dict[int, tuple[int, int]] = {}

@@ -5,7 +5,17 @@ People also add decisions to `baseline`, and what they do about alerts to `alert
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Double, ForeignKey, Identity, Index, LargeBinary, false, text
+from sqlalchemy import (
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    LargeBinary,
+    UniqueConstraint,
+    false,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -425,16 +435,16 @@ class FoldTable(Base):
     __tablename__ = "fold"
     __table_args__ = (
         CheckConstraint("id = 1", name="singleton"),
-        {"comment": "The monitor's progress: one row."},
+        {"comment": "The monitor's progress over all models: one row."},
     )
     id: Mapped[SmallInt] = mapped_column(primary_key=True, autoincrement=False, comment="Always 1.")
-    fold_seq: Mapped[BigInt] = mapped_column(comment="Last batch folded.")
+    fold_seq: Mapped[BigInt] = mapped_column(
+        comment="Last batch that has a number; model_fold has how far each model is folded."
+    )
     event_time: Mapped[Time | None] = mapped_column(
         comment="Running maximum of the times of exchanges and tallies: the fold's time."
     )
-    mass: Mapped[Float] = mapped_column(
-        comment="Lambda: integral of dt / (30 days * live detectors) until exchange_time."
-    )
+    mass: Mapped[Float] = mapped_column(comment="Largest mass of model_fold.")
     n_detectors: Mapped[Int] = mapped_column(comment="Live detectors.")
     folded_at: Mapped[Time] = mapped_column(
         server_default=NOW, comment="When it was folded, by the database's clock."
@@ -446,6 +456,100 @@ class FoldTable(Base):
         server_default=text("1"),
         comment="Factor on every sampling rate because the shadow does not keep up; 1: it does. Of the monitor that leads.",
     )
+    model_seq: Mapped[BigInt | None] = mapped_column(
+        comment="fold_seq as of the last monitor that keeps model_fold; another value: a release before it has folded since."
+    )
+    shards: Mapped[SmallInt] = mapped_column(
+        server_default=text("1"),
+        comment="monitor.shards of the monitor that leads: models are folded in so many shards.",
+    )
+    newest_capture: Mapped[Time | None] = mapped_column(
+        comment="Latest capture of the batches with a number: where the span of a new model begins."
+    )
+
+
+class ModelFoldTable(Base):
+    """How far each model is folded."""
+
+    __tablename__ = "model_fold"
+    __table_args__ = (
+        UniqueConstraint("number"),
+        {
+            "comment": "How far each model is folded. Who folds it locks its row, so that no two monitors fold it at a time."
+        },
+    )
+    model: Mapped[Str] = mapped_column(primary_key=True, comment="Model name, as in requests.")
+    number: Mapped[Int] = mapped_column(
+        comment="From 0, in the order in which models began: a model is in the shard number modulo fold.shards."
+    )
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Last batch that was folded or does not concern it.")
+    event_time: Mapped[Time | None] = mapped_column(
+        comment="Running maximum of the times of its exchanges and of tallies: its time."
+    )
+    exchange_time: Mapped[Time | None] = mapped_column(
+        comment="Running maximum of capture times of its exchanges: the clock of its allowance."
+    )
+    mass: Mapped[Float] = mapped_column(
+        comment="Lambda: integral of dt / (30 days * models * its live detectors) until exchange_time."
+    )
+    n_detectors: Mapped[Int | None] = mapped_column(
+        comment="Its live detectors; null: they are counted when it is next folded."
+    )
+    folded_at: Mapped[Time] = mapped_column(
+        server_default=NOW, comment="When it was folded, by the database's clock."
+    )
+
+
+class ModelSpanTable(Base):
+    """When each model shares the allowance for false alerts."""
+
+    __tablename__ = "model_span"
+    __table_args__ = (
+        {
+            "comment": "When each model shares the fleet's allowance for false alerts: from its first batch until 30 days after its last."
+        },
+    )
+    model: Mapped[Str] = mapped_column(primary_key=True, comment="Model name, as in requests.")
+    from_at: Mapped[Time] = mapped_column(
+        primary_key=True, comment="Latest capture of the batches before its first one: its share begins."
+    )
+    last_at: Mapped[Time] = mapped_column(comment="Its latest capture: its share ends 30 days later.")
+
+
+class ShardTable(Base):
+    """The monitor that folds each shard of the models."""
+
+    __tablename__ = "shard"
+    __table_args__ = (
+        {"comment": "The monitor that folds each shard of the models, where fold.shards is more than one."},
+    )
+    number: Mapped[SmallInt] = mapped_column(
+        primary_key=True,
+        autoincrement=False,
+        comment="From 0; a model is in the shard model_fold.number modulo fold.shards.",
+    )
+    holder: Mapped[Str] = mapped_column(
+        comment="name of monitor_process; one that is not there folds it no more."
+    )
+    since: Mapped[Time] = mapped_column(server_default=NOW, comment="When it took it.")
+
+
+class MonitorProcessTable(Base):
+    """The monitors that share the shards."""
+
+    __tablename__ = "monitor_process"
+    __table_args__ = (
+        {
+            "comment": "The monitors that share the shards: each for 20 s after it last said that it runs, and as long as its session lasts."
+        },
+    )
+    name: Mapped[Str] = mapped_column(
+        primary_key=True, comment="Host name, process id and a random number of its start."
+    )
+    pid: Mapped[Int | None] = mapped_column(
+        comment="Server process of its session; null: not known, since a pooler is between."
+    )
+    seen_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it said last that it runs.")
 
 
 class LeaderTable(Base):

@@ -70,15 +70,15 @@ async def test_stored_batches_wait_until_they_are_folded(
     for rows in stored:
         await store_batch(record, rows)
 
-    async def waiting() -> tuple[int, datetime | None]:
+    async def waiting() -> dict[str, tuple[int, datetime]]:
         async with database.begin() as connection:
             return await unfolded(connection)
 
-    assert await waiting() == (3, from_us(stored[0].stored_us))
+    assert await waiting() == {"": (3, from_us(stored[0].stored_us))}
     await _fold(database, most=2)
-    assert await waiting() == (1, from_us(stored[2].stored_us))
+    assert await waiting() == {"": (1, from_us(stored[2].stored_us))}
     await _fold(database)
-    assert await waiting() == (0, None)
+    assert await waiting() == {}
 
 
 async def test_policies_are_read_once_and_only_where_they_are_wanted(

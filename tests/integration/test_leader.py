@@ -139,6 +139,23 @@ async def test_a_leader_that_was_cut_off_is_fenced_although_it_believes_that_it_
         assert not former.leads
 
 
+async def test_a_statement_that_is_still_under_way_costs_the_connection_and_no_traceback(
+    postgres_dsn: str,
+) -> None:
+    """As after a process stood still: the driver refuses a second one, the lead is given up, and the next try has a new connection."""
+    async with Leadership(postgres_dsn) as leader:
+        assert await leader.acquire()
+        connection = leader._connection
+        stuck = asyncio.create_task(connection.execute("select pg_sleep(1)"))
+        await asyncio.sleep(0)
+        with pytest.raises(RetryError, match="another operation"):
+            await leader.acquire()
+        assert not leader.leads
+        with pytest.raises(asyncpg.PostgresError):
+            await stuck
+        await led_by(leader)
+
+
 async def test_monitors_of_different_users_wait_for_the_end_of_the_transaction(
     postgres_dsn: str, record: asyncpg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -474,6 +474,10 @@ KEPT = {
     "compatibility": "one row",
     "fold": "one row",
     "leader": "one row",
+    "model_fold": "one row for each model",
+    "model_span": "few rows for each model",
+    "monitor_process": "a monitor deletes those of others when it takes its part of the shards",
+    "shard": "one row for each shard",
 }
 
 

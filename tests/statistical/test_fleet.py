@@ -10,7 +10,7 @@ import pytest
 from benchmarks import claims
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence import header
-from quantdrift.drift.evidence.clock import DAY_US, MONTH_US, CalendarClock
+from quantdrift.drift.evidence.clock import DAY_US, MONTH_US, CalendarClock, WatchedModels
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import Groups, Series, SignalKey, SliceWatch, Thresholds, advance
 from tests.support.monitor.wrong_detectors import plant
@@ -70,6 +70,67 @@ def test_a_fleet_gets_at_most_one_unit_in_a_month() -> None:
     assert max(given(shipped, seed) for seed in range(10)) <= 1 + 1e-9
     assert max(given(each_step, seed) for seed in range(10)) > 1
     assert max(given(shipped, seed, share=False) for seed in range(10)) > 1
+
+
+def given_to_models(seed: int, view: Callable[[list[tuple[int, int]], int], WatchedModels]) -> float:
+    """Return all mass given in 30 days to the detectors of models that begin, lag and catch up at random.
+
+    Parameters
+    ----------
+    view
+        Returns how many models there are as a model sees it, from the spans of those that have begun, and its place.
+    """
+    rng = random.Random(seed)
+    spans: list[tuple[int, int]] = []
+    clocks: list[CalendarClock] = []
+    at_us: list[int] = []
+    total = 0.0
+    for _ in range(2000):
+        if not clocks or (len(clocks) < 12 and rng.random() < 0.02):
+            # Its exchanges waited for days: the first was captured long before those that others have folded.
+            newest_us = max(at_us, default=0)
+            spans.append((newest_us, 2 * MONTH_US))
+            at_us.append(max(newest_us - rng.randrange(1, 10) * DAY_US, 0))
+            clocks.append(CalendarClock(at_us=at_us[-1], n_detectors=rng.randrange(1, 50)))
+        one = rng.randrange(len(clocks))
+        at_us[one] = min(at_us[one] + int(rng.uniform(0, 0.3) * DAY_US), MONTH_US)
+        before = clocks[one].mass
+        clocks[one] = clocks[one].seen(at_us[one], view(spans, one))
+        total += (clocks[one].mass - before) * clocks[one].n_detectors
+        n = clocks[one].n_detectors + rng.choice((-1, 0, 1))
+        clocks[one] = clocks[one].with_detectors(max(n, 1))
+    return total
+
+
+def test_models_with_clocks_of_their_own_get_one_unit_in_a_month_together() -> None:
+    """Exact, over 10 histories; a share by the models that have begun when an exchange is folded, or all of it for each, exceeds it."""
+    most = max(
+        given_to_models(seed, lambda spans, one: WatchedModels(spans, [spans[one]])) for seed in range(10)
+    )
+    assert 0.5 < most <= 1 + 1e-9
+    forever = (0, 2 * MONTH_US)
+    assert (
+        max(
+            given_to_models(seed, lambda spans, _: WatchedModels([forever] * len(spans)))
+            for seed in range(10)
+        )
+        > 1
+    )
+    assert max(given_to_models(seed, lambda *_: WatchedModels()) for seed in range(10)) > 1
+
+
+def test_a_model_that_is_known_of_later_changes_nothing_that_was_given() -> None:
+    """A span begins where no clock has come yet, so the same exchanges get the same bits whether or not it is known already."""
+    spans = [(0, MONTH_US), (5 * DAY_US, MONTH_US)]
+    clock = CalendarClock(at_us=DAY_US, n_detectors=3).seen(2 * DAY_US - 7).seen(5 * DAY_US)
+    early = CalendarClock(at_us=DAY_US, n_detectors=3)
+    for at_us in (2 * DAY_US - 7, 5 * DAY_US):
+        early = early.seen(at_us, WatchedModels(spans, spans[:1]))
+    assert early == clock
+    later = WatchedModels(spans, spans[:1])
+    assert early.seen(6 * DAY_US, later).mass - early.mass == pytest.approx(1 / (30 * 3 * 2))
+    new = CalendarClock(at_us=4 * DAY_US, n_detectors=3)
+    assert new.seen(5 * DAY_US, later.of(spans[1:])).mass == 0.0
 
 
 def fleet(n: int) -> list[SliceWatch]:

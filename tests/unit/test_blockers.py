@@ -13,6 +13,7 @@ from quantdrift.core.process.states import PartState
 from quantdrift.core.sampling.pause import Order, Pause
 from quantdrift.core.stream.backlog import Waiting
 from quantdrift.storage.account.flow import Flow, FlowRates, FlowStep, ModelFlow
+from quantdrift.storage.fold_rows import ShardState
 
 pytestmark = pytest.mark.unit
 
@@ -104,6 +105,21 @@ def test_nothing_blocks_where_everything_flows() -> None:
             {"flow": _flow(_wines(unfolded=_step(1, minutes=2)), folded_at=None)},
             (
                 "no monitor has folded anything yet; 1 comparison of model `wines` waits: start `quantdrift monitor`"
+            ),
+        ),
+        (
+            {
+                "flow": _flow(
+                    _wines(),
+                    shards=(
+                        ShardState(number=0, holder="one", n_unfolded=3, oldest=_ago(9)),
+                        ShardState(number=1, n_unfolded=1, oldest=_ago(4)),
+                    ),
+                )
+            },
+            (
+                "no monitor folds shard 1 of the models: 1 batch waits, the oldest for 4 min. Start a `quantdrift monitor`, or see"
+                " the logs of those that run"
             ),
         ),
         (

@@ -69,7 +69,7 @@ def test_the_table_of_fleets_is_what_is_calculated(pods: int) -> None:
     cells = {row[0]: row[column] for row in rows[:8]}
     size = _size(msgspec.structs.replace(FLEET, pods=pods))
     assert cells["shadow workers"] == f"{size.workers:,}"
-    assert float(cells["leading monitor, cores"]) == pytest.approx(size.leader_cores, rel=0.01)
+    assert float(cells["fold, cores; monitors"].split(";")[0]) == pytest.approx(size.leader_cores, rel=0.01)
     operations, cores = cells["its disk, operations a second; cores"].replace(",", "").split(";")
     assert (float(operations), float(cores)) == pytest.approx(
         (size.postgres_iops, size.postgres_cores), rel=0.01
@@ -82,8 +82,14 @@ def test_what_is_too_small_comes_first_with_what_to_turn() -> None:
     size = _size(FLEET)
     assert [bound.name for bound in size.bounds if bound.ratio > 1] == [
         "the stream, in an outage",
-        "the leading monitor",
+        "the monitors that fold",
     ]
+    assert "set monitor.shards = 2, and run 2 monitors of one core each" in planned_fleet(size, FLEET)
+    shared = _size(FLEET, Config(monitor=msgspec.structs.replace(Config().monitor, shards=2)))
+    assert [bound.name for bound in shared.bounds if bound.ratio > 1] == ["the stream, in an outage"]
+    one_model = _size(msgspec.structs.replace(FLEET, pods=1500, models=1))
+    assert one_model.leaders == 1
+    assert "the fold of one model" in {bound.name for bound in one_model.bounds if bound.ratio > 1}
     slower = Config(
         shadow=msgspec.structs.replace(Config().shadow, batch_delay_s=8.0, batch_items=256),
         stream=Stream(max_bytes=18 * GIB),

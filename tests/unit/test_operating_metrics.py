@@ -17,6 +17,7 @@ from quantdrift.sidecar.admin import observe
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
 from quantdrift.storage.comparisons.rows import ComparedExchange, StoreBatch, VersionKey, Written
+from quantdrift.storage.fold_rows import ShardState
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit
@@ -184,12 +185,17 @@ def test_what_waits_for_the_fold_has_a_number_and_an_age_at_the_leader(
     """A leader that does not keep up is seen before its verdicts are half an hour old."""
     gauges = SliceGauges(clock, 10)
     gauges.register(meter.telemetry)
-    gauges.n_unfolded, gauges.oldest_unfolded = 7, clock.now() - timedelta(minutes=2)
+    gauges.shards = (
+        ShardState(number=0, holder="one", n_unfolded=7, oldest=clock.now() - timedelta(minutes=2)),
+        ShardState(number=1),
+    )
     assert "quantdrift.monitor.unfolded" not in meter.read()
     gauges.leads = True
     found = meter.read()
-    assert found["quantdrift.monitor.unfolded"] == {(): 7}
-    assert found["quantdrift.monitor.unfolded.age"] == {(): 120}
+    first, second = ("0",), ("1",)
+    assert found["quantdrift.monitor.unfolded"] == {first: 7, second: 0}
+    assert found["quantdrift.monitor.unfolded.age"] == {first: 120, second: 0}
+    assert found["quantdrift.monitor.shard.held"] == {first: 1, second: 0}
 
 
 def test_every_process_has_an_instance_of_its_own(meter: Meter) -> None:

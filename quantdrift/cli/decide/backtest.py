@@ -128,7 +128,7 @@ async def _fold(
         extent = await history.extent(*period)
         catalog = await history.catalog()
         notes = [*notes, *_models(config, catalog, model)]
-        test = Backtest(config, catalog, extent)
+        test = Backtest(config, catalog, extent, await history.spans())
         length = extent.last - extent.first + 1
         with click.progressbar(length=length, label="replaying", hidden=quiet, file=sys.stderr) as bar:
             async for batches in history.batches(extent):

@@ -153,6 +153,7 @@ def blockers(config: Config, facts: StatusFacts) -> tuple[str, ...]:
         *_sidecars(config, facts),
         *_late(facts),
         *_models(config, facts),
+        *_shards(facts),
         *_unseen(config, facts),
     )
     return tuple(dict.fromkeys(steps))
@@ -626,6 +627,17 @@ def _compared(model: "ModelFlow", task: Task) -> Iterator[str]:
             f"{n:,} of {count_of(n + model.compared.recent, 'exchange')} of model `{model.model}` could not be compared,"
             f" most of them because of `{reason}`: {model.details.get(reason, '')}"
         )
+
+
+def _shards(facts: StatusFacts) -> Iterator[str]:
+    """Say which shards no monitor folds, although batches wait for it."""
+    for shard in facts.flow.shards if facts.flow else ():
+        if not shard.holder and shard.oldest is not None and facts.now - shard.oldest > IDLE:
+            n = count_of(shard.n_unfolded, "batch", "batches")
+            yield (
+                f"no monitor folds shard {shard.number} of the models: {n} {'waits' if shard.n_unfolded == 1 else 'wait'}, the oldest"
+                f" for {ago(facts.now - shard.oldest)}. Start a `quantdrift monitor`, or see the logs of those that run"
+            )
 
 
 def _folded(model: "ModelFlow", facts: StatusFacts) -> Iterator[str]:

@@ -5,7 +5,7 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from quantdrift.facts.status import Serving
     from quantdrift.storage.account.account import Account
     from quantdrift.storage.account.flow import Flow, FlowStep, ModelFlow, TrafficLatency
+    from quantdrift.storage.fold_rows import ShardState
 
 _PORT_S: Final = 2.0
 _DATABASE_S: Final = 40.0
@@ -199,6 +200,7 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
         from quantdrift.storage.address import PostgresAddress
         from quantdrift.storage.cost import replay_costs, replay_times
         from quantdrift.storage.database import Database
+        from quantdrift.storage.shards import shard_states
         from quantdrift.storage.snapshot import in_time
     except ModuleNotFoundError as error:
         return f"Postgres cannot be read: {error.name} is not installed: pip install 'quantdrift[storage]'"
@@ -213,6 +215,8 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
         ):
             now = datetime.now(UTC)
             counted = await flow(connection, begin, max_share=config.monitor.max_loss_ratio)
+            if len(states := await shard_states(connection)) > 1:
+                counted = msgspec.structs.replace(counted, shards=tuple(states))
             if not config.cost.device_hour:
                 return counted
             times = await in_time(connection, partial(replay_times, connection, begin, now), _REPLAYS_S) or {}
@@ -336,6 +340,7 @@ def _as_json(config: Config, facts: StatusFacts, found: tuple[str, ...]) -> obje
                 "tallied_at",
                 "folded_at",
                 "lag_factor",
+                "shards",
                 "n_unsent",
                 "unsent_since",
             )
@@ -419,11 +424,23 @@ def _head_lines(found: tuple[str, ...], noted: tuple[str, ...]) -> Iterator[str]
         yield "Everything flows."
 
 
+def _shards_line(shards: "Sequence[ShardState]", now: datetime) -> str:
+    """Return who folds the models, and what waits for them."""
+    monitors = len({shard.holder for shard in shards} - {""})
+    n = sum(shard.n_unfolded for shard in shards)
+    oldest = min((shard.oldest for shard in shards if shard.oldest is not None), default=None)
+    since = "" if oldest is None else f", the oldest for {ago(now - oldest)}"
+    waits = f"{count_of(n, 'batch', 'batches')} {'waits' if n == 1 else 'wait'} for the fold{since}"
+    return f"{len(shards)} shards of models, folded by {count_of(monitors, 'monitor')}; {waits}"
+
+
 def _part_lines(facts: StatusFacts) -> Iterator[str]:
     flow = facts.flow
     if flow is not None:
         folded = "never" if flow.folded_at is None else f"{ago(facts.now - flow.folded_at)} ago"
         yield f"Postgres answers; the monitor last folded: {folded}"
+        if flow.shards:
+            yield _shards_line(flow.shards, facts.now)
     if facts.waiting is not None:
         n = sum(backlog.n_messages for backlog in facts.waiting.values())
         oldest = f", the oldest for {ago(timedelta(seconds=facts.oldest_s))}" if n else ""

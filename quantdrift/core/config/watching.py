@@ -152,6 +152,15 @@ class Monitor(Section, frozen=True, kw_only=True):
             le=300,
         ),
     ] = 5.0
+    shards: Annotated[
+        int,
+        about(
+            "Number of parts into which the models are divided, by their names, so that several monitors fold at a time, each the parts "
+            "that it gets. 1: the monitor that leads folds all. With more, run as many monitors. A model is never divided.",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     tolerance: Annotated[
         float,
         about(

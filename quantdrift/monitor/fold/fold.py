@@ -181,6 +181,10 @@ class Fold:
             slices, rows = self.state.sorted()
             settle(self.state, slices, rows, np.zeros(len(rows), dtype=np.bool_))
 
+    def skip(self, fold_seq: int) -> None:
+        """Note that the batches up to one have nothing that concerns it."""
+        self.state.fold_seq = max(self.state.fold_seq, fold_seq)
+
     def take(self) -> FoldResult:
         """Return what is to be written for the batches since the last call, and forget it."""
         return self.state.take()

@@ -16,7 +16,7 @@ from quantdrift.core.slices import ALL, is_declared
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, GROWTH, LEARNERS
 from quantdrift.drift.evidence import header
-from quantdrift.drift.evidence.clock import MICROSECONDS, CalendarClock
+from quantdrift.drift.evidence.clock import ALONE, MICROSECONDS, CalendarClock
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, SliceWatch, Thresholds
@@ -75,6 +75,8 @@ class FoldState:
         Number of the last batch.
     clock
         The time of the exchanges.
+    watched
+        The models that share the allowance.
     compared_us
         When the last batch of comparisons was stored; None: long ago.
     catalog
@@ -124,6 +126,7 @@ class FoldState:
         self.clock = CalendarClock(
             at_us=position.exchange_us, mass=position.mass, n_detectors=position.n_detectors
         )
+        self.watched = ALONE
         self._event_us = position.event_us
         self.compared_us = snapshot.compared_us
         self.catalog = Catalog(versions={}, slices={}, policies={})
@@ -154,6 +157,8 @@ class FoldState:
         self.retired = set(snapshot.retired)
         self.lapsed = set(snapshot.lapsed)
         self.serving = ServingVersions(snapshot.serving)
+        if not position.is_counted:
+            self._grow_to_live()
         self._closed = {
             key: entry.reason for key, entry in self.slices.items() if entry.reason.startswith(CLOSED)
         }
@@ -210,7 +215,7 @@ class FoldState:
     def pass_time(self, event_us: int) -> None:
         """Move the clock of the exchanges on to one of them, and the fold's time with it; an earlier one changes nothing."""
         self.hear(event_us)
-        self.clock = self.clock.seen(event_us)
+        self.clock = self.clock.seen(event_us, self.watched)
 
     @property
     def exchange_us(self) -> int:
@@ -858,6 +863,11 @@ class FoldState:
                 fold_seq=self.fold_seq,
             )
         )
+
+    def _grow_to_live(self) -> None:
+        """Count the live detectors of versions that no other one has replaced."""
+        for version_id in sorted({key[0] for key in self.slices}):
+            self._grow(version_id, sum(1 for _ in self._live_states(version_id)))
 
     def _grow(self, version_id: int, n: int) -> None:
         """Count `n` more live detectors of a version; those of one that was replaced do not count."""

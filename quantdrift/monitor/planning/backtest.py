@@ -1,7 +1,7 @@
 """The back-test: stored history folded again under another configuration, and the alerts that it would have raised."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -9,7 +9,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
 from quantdrift.core.signals import WATCHED, signal_of
 from quantdrift.drift.delay import divergence
-from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.fold.models import ModelFolds
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.monitor.planning.alerts import Alert, Pairing, alerts, pair
 from quantdrift.storage.fold.history import HistoryExtent, StoredTransition
@@ -101,6 +101,8 @@ class Backtest:
         Versions, slices and policies in the database.
     extent
         The batches that will be folded.
+    spans
+        From when until when each model shares the allowance: `History.spans`.
 
     Attributes
     ----------
@@ -108,13 +110,22 @@ class Backtest:
         Per candidate version and slice the sums of each hour, by its begin in microseconds since 1970.
     """
 
-    def __init__(self, config: Config, catalog: Catalog, extent: HistoryExtent) -> None:
+    def __init__(
+        self,
+        config: Config,
+        catalog: Catalog,
+        extent: HistoryExtent,
+        spans: Mapping[str, list[tuple[int, int]]] | None = None,
+    ) -> None:
         self.hours: dict[Key, dict[int, HourSums]] = {}
         self._config = config
         self._catalog = catalog
         self._extent = extent
-        self._fold = Fold(config, Snapshot(position=Position(fold_seq=extent.first - 1)))
-        self._fold.learn(catalog)
+        self._folds = ModelFolds(config)
+        nothing = Snapshot(position=Position(fold_seq=extent.first - 1))
+        for name in sorted({version.model for version in catalog.versions.values()}):
+            self._folds.begin(name, nothing)
+        self._folds.learn(catalog, spans or {})
         self._changes: list[StoredTransition] = []
         self._n_items = 0
 
@@ -122,14 +133,18 @@ class Backtest:
         """Fold the next batches."""
         for rows in batches:
             self._n_items += len(rows.comparisons)
-            self._fold.batch(rows)
-        outcome = self._fold.take()
-        self._changes += [
-            msgspec.convert(row, StoredTransition, from_attributes=True) for row in outcome.transitions
+            self._folds.batch(rows)
+        outcomes = self._folds.take().values()
+        changes = [
+            msgspec.convert(row, StoredTransition, from_attributes=True)
+            for outcome in outcomes
+            for row in outcome.transitions
         ]
-        for row in outcome.rollups:
-            hours = self.hours.setdefault((row.model_version_id, row.slice_id), {})
-            hours.setdefault(row.hour_us, HourSums()).add(row)
+        self._changes += sorted(changes, key=lambda change: change.fold_seq)
+        for outcome in outcomes:
+            for row in outcome.rollups:
+                hours = self.hours.setdefault((row.model_version_id, row.slice_id), {})
+                hours.setdefault(row.hour_us, HourSums()).add(row)
 
     def findings(self, stored: Sequence[StoredTransition], model: str = "") -> Findings:
         """Compare with the recorded changes of verdict.
@@ -179,7 +194,7 @@ class Backtest:
         budget, cap = accepted(self._config, self._catalog.versions[key[0]].model, metric)
         n = total.weight**2 / total.weight_sq
         low = cap * lower_bound(mean / cap, n, delta)
-        if low <= budget + self._fold.noise_allowance(key, metric):
+        if low <= budget + self._folds.noise_allowance(key, metric):
             return None
         return Breach(
             key=key, metric=metric, mean=mean, low=low, budget=budget, n_effective=n, recorded=False
@@ -210,6 +225,8 @@ def lower_bound(mean: float, n: float, delta: float) -> float:
 
 
 def _essence(transitions: Sequence[StoredTransition], first: int) -> list[tuple[object, ...]]:
+    # Of two models at the same batch neither is the first.
+    in_order = sorted(transitions, key=lambda one: (one.fold_seq, one.model_version_id, one.slice_id))
     return [
         (
             transition.fold_seq,
@@ -219,6 +236,6 @@ def _essence(transitions: Sequence[StoredTransition], first: int) -> list[tuple[
             transition.to_verdict,
             transition.at_us,
         )
-        for transition in transitions
+        for transition in in_order
         if transition.fold_seq >= first
     ]

@@ -28,8 +28,9 @@ _KEPT_TALLIES: Final = 1 / 18
 _SIGNALS: Final = 4
 _EASY: Final = 0.7
 """Share of a core that a process may fill: bursts and the work of housekeeping need the rest."""
-MOST_LEADERS: Final = 1
-"""Monitors that fold at the same time."""
+_FOLD_LESS: Final = (
+    "sample less (sampling.rate), or have fewer workers with larger batches (shadow.batch_delay_s)"
+)
 MONITOR_LIMIT_BYTES: Final = 2 * GIB
 """Memory of a monitor in the manifests."""
 
@@ -156,7 +157,9 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
     workers
         Shadow workers of one core each.
     leader_cores
-        Of the leading monitor; it is one process.
+        Of the monitors that fold, together.
+    leaders
+        Monitors of one core each that are needed for it, at most one for each model.
     postgres_bytes_per_day, postgres_bytes, condensed_bytes
         What is kept of a day, what it grows to, and what it grows to where old days are condensed; without Postgres' log.
     bounds
@@ -169,6 +172,7 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
     batch: float
     workers: int
     leader_cores: float
+    leaders: int
     monitor_bytes: float
     nats_cores: float
     nats_bytes: float
@@ -227,12 +231,16 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
     # Of each batch, the transaction of its worker and that of the leader; of each ten seconds, one of each sidecar. Pages
     # are written twice, to the log and to the table.
     iops = 2 * per_s / batch + fleet.pods / 10 + 2 * (sum(a_day.values()) + tallies) / _DAY_S / _PAGE_BYTES
+    leader_cores = per_s * (costs.leader_exchange_us + costs.leader_batch_us / batch) / 1e6
     size = FleetSize(
         exchanges_per_s=per_s,
         batch=batch,
         workers=workers,
-        leader_cores=per_s * (costs.leader_exchange_us + costs.leader_batch_us / batch) / 1e6,
-        monitor_bytes=costs.monitor_bytes + n_slices * fleet.versions * costs.slice_bytes,
+        leader_cores=leader_cores,
+        leaders=min(fleet.models, max(1, math.ceil(leader_cores / _EASY))),
+        # Where models are folded in shards, the largest has some model more than the mean.
+        monitor_bytes=costs.monitor_bytes
+        + math.ceil(fleet.models / config.monitor.shards) * fleet.slices * fleet.versions * costs.slice_bytes,
         nats_cores=per_s * costs.nats_us / 1e6,
         nats_bytes=per_s
         * 3600
@@ -255,13 +263,22 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
 
 def _bounds(fleet: Fleet, config: Config, size: FleetSize) -> Iterator[Bound]:
     """Yield what has an end; each ratio grows with the traffic, or with the slices."""
-    cores = size.leader_cores / _EASY
+    shards, of_model = config.monitor.shards, size.leader_cores / fleet.models
     yield Bound(
-        name="the leading monitor",
+        name="the monitors that fold",
         used=f"{size.leader_cores:.2f} cores",
-        limit=f"{MOST_LEADERS * _EASY:g} of {MOST_LEADERS}",
-        ratio=cores / MOST_LEADERS,
-        remedy="sample less (sampling.rate), or have fewer workers with larger batches (shadow.batch_delay_s): one process folds all models",
+        limit=f"{shards * _EASY:g} of {shards} (monitor.shards)",
+        ratio=size.leader_cores / _EASY / shards,
+        remedy=f"set monitor.shards = {size.leaders}, and run {size.leaders} monitors of one core each"
+        if size.leaders > shards
+        else _FOLD_LESS,
+    )
+    yield Bound(
+        name="the fold of one model",
+        used=f"{of_model:.2f} cores",
+        limit=f"{_EASY:g} of 1",
+        ratio=of_model / _EASY,
+        remedy=f"{_FOLD_LESS}: a model is not divided",
     )
     one = size.nats_bytes / config.stream.replicas
     yield Bound(
@@ -318,8 +335,7 @@ def _month(fleet: Fleet, size: FleetSize) -> dict[str, float]:
     month = {
         "sidecars' memory": size.sidecar_bytes / GIB * prices.memory_gib,
         "shadow workers": size.workers * prices.core,
-        "monitor": math.ceil(size.leader_cores / _EASY) * prices.core
-        + size.monitor_bytes / GIB * prices.memory_gib,
+        "monitors": size.leaders * (prices.core + size.monitor_bytes / GIB * prices.memory_gib),
         "Postgres": math.ceil(size.postgres_cores / _EASY) * prices.core
         + 2 * size.postgres_bytes / GIB * prices.disk_gib,  # its log and room for vacuum
         "NATS": math.ceil(size.nats_cores / _EASY) * prices.core + size.nats_bytes / GIB * prices.disk_gib,
@@ -350,9 +366,9 @@ def planned_fleet(size: FleetSize, fleet: Fleet, costs: Costs = COSTS) -> str:
     rows = [
         ("shadow workers, one core each", f"{size.workers:,}", f"batches of {size.batch:.0f} exchanges"),
         (
-            "leading monitor",
-            f"{size.leader_cores:.2f} cores",
-            f"{_bytes(size.monitor_bytes)} of memory; a second one stands by",
+            "monitors that fold",
+            f"{size.leaders:,}",
+            f"{size.leader_cores:.2f} cores together; {_bytes(size.monitor_bytes)} of memory each; with one more, one can be missing",
         ),
         ("Postgres", f"{_bytes(sum(size.postgres_bytes_per_day.values()))}/day", per_day),
         (

@@ -204,18 +204,22 @@ async def store_catalog(connection: asyncpg.Connection, *, days: int = 1) -> Non
 
 
 async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
-    """Insert one batch in one transaction, as a shadow worker would; the monitor gives it its number."""
+    """Insert one batch in one transaction, as a shadow worker would; the monitor gives it its number.
+
+    Without a model, its comparisons are folded in the order in which they were stored, as those of several models are.
+    """
     times = [row.captured_us for row in rows.comparisons] + [row.at_us for row in rows.tallies]
     async with connection.transaction():
         batch_id = await connection.fetchval(
-            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, unreferenced)"
-            " values ($1, 'w', $2, $3, $4, $5, $6) returning id",
+            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, unreferenced, compared_model)"
+            " values ($1, 'w', $2, $3, $4, $5, $6, $7) returning id",
             "comparison" if rows.comparisons else "tally",
             from_us(rows.stored_us),
             from_us(min(times)),
             from_us(max(times)),
             len(times),
             list(rows.unreferenced),
+            rows.model or None,
         )
         await store_comparisons(
             connection,
