@@ -36,6 +36,7 @@ _FEATURES: Final = (
     ("Live page", "What people look at while it happens.", "page charts rendering timeline trends web"),
     ("Report and comparison", "What people look at afterwards.", "report compare"),
     ("Gate", "Whether a candidate is good enough, on every slice.", "gate calibration recording"),
+    ("Load test", "How much load an endpoint takes, driven in the shape of recorded traffic.", "load_test"),
     ("Diagnosis and repair", "Which places of a candidate do the damage, and a copy without it.", "diagnose diagnosis repair repairs sites origin trees forms halves scales"),
     ("Quantise", "The cheapest quantised model that every slice accepts.", "quantise quantised recipes timing"),
     ("Python", "What a notebook or a script calls, and what it gets back.", "blocking connect chosen notes notebook progress result setting"),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quantdrift.release.connect import Connection, FiguresResult, IncidentsResult, connect
     from quantdrift.release.diagnose.diagnose import DiagnoseResult, diagnose
     from quantdrift.release.gate.gate import GateResult, gate
+    from quantdrift.release.load_test.load import LoadResult, load
     from quantdrift.release.plan import PlanResult, plan
     from quantdrift.release.progress import Progress
     from quantdrift.release.quantise.quantise import QuantiseResult, quantise
@@ -23,6 +24,7 @@ __all__ = [
     "FiguresResult",
     "GateResult",
     "IncidentsResult",
+    "LoadResult",
     "OperatorError",
     "PlanResult",
     "Progress",
@@ -36,6 +38,7 @@ __all__ = [
     "connect",
     "diagnose",
     "gate",
+    "load",
     "plan",
     "quantise",
     "repair",
@@ -48,6 +51,7 @@ _MODULES: Final = {
     "FiguresResult": "release.connect",
     "GateResult": "release.gate.gate",
     "IncidentsResult": "release.connect",
+    "LoadResult": "release.load_test.load",
     "OperatorError": "core.errors",
     "PlanResult": "release.plan",
     "Progress": "release.progress",
@@ -60,6 +64,7 @@ _MODULES: Final = {
     "connect": "release.connect",
     "diagnose": "release.diagnose.diagnose",
     "gate": "release.gate.gate",
+    "load": "release.load_test.load",
     "plan": "release.plan",
     "quantise": "release.quantise.quantise",
     "repair": "release.repair.repair",

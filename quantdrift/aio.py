@@ -11,17 +11,19 @@ from quantdrift.release import plan as _plan
 from quantdrift.release.blocking import in_thread
 from quantdrift.release.diagnose import diagnose as _diagnose
 from quantdrift.release.gate import gate as _gate
+from quantdrift.release.load_test import load as _load
 from quantdrift.release.quantise import quantise as _quantise
 from quantdrift.release.repair import repair as _repair
 from quantdrift.release.setting import File
 
-__all__ = ["Connection", "compare", "connect", "diagnose", "gate", "plan", "quantise", "repair"]
+__all__ = ["Connection", "compare", "connect", "diagnose", "gate", "load", "plan", "quantise", "repair"]
 
 FrameT = TypeVar("FrameT")
 
 compare = in_thread(_compare.compare)
 diagnose = in_thread(_diagnose.diagnose)
 gate = in_thread(_gate.gate)
+load = in_thread(_load.load)
 plan = in_thread(_plan.plan)
 quantise = in_thread(_quantise.quantise)
 repair = in_thread(_repair.repair)

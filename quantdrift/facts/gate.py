@@ -29,7 +29,9 @@ class Kind(StrEnum):
     BROKEN = "broken-answers"
     UNLIKELY = "unlikely-tokens"
     LATENCY = "latency"
+    LATENCY_P95 = "latency-p95"
     THROUGHPUT = "throughput"
+    ERRORS = "errors"
 
 
 class SliceAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,12 +71,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         The slice that it serves: of a route; `all`: of the candidate itself.
     n
         Requests; 0: the file does not say.
-    p50_s, p99_s
+    p50_s, p95_s, p99_s
         Latency by the clock, in seconds; None: not in the file.
     cpu_p50_s, cpu_p99_s
         Processor time of a request, of all threads of the command; None: it was not measured here.
     throughput_per_s
         Requests per second, of the median round; None: not in the file.
+    error_share
+        Share of the requests without an answer; None: not in the file.
     """
 
     source: str
@@ -82,10 +86,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     slice: str = ALL
     n: int = 0
     p50_s: float | None = None
+    p95_s: float | None = None
     p99_s: float | None = None
     cpu_p50_s: float | None = None
     cpu_p99_s: float | None = None
     throughput_per_s: float | None = None
+    error_share: float | None = None
 
 
 class LoadRun(msgspec.Struct, frozen=True, kw_only=True):

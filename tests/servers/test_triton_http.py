@@ -4,6 +4,7 @@ import http.client
 import json
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import tritonclient.utils.shared_memory as shm
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
+import quantdrift
 from quantdrift.core.records import Exchange, Protocol
 from tests.servers.answers import Held
 from tests.servers.oip_clients import ask_http, http_input
@@ -231,3 +233,25 @@ def test_what_is_no_inference_passes_uncounted(way: Passage, mark: str) -> None:
     with triton_http.InferenceServerClient(f"127.0.0.1:{way.direct}") as client:
         assert client.get_model_metadata("linear") == metadata
     assert way.offered() == before
+
+
+def test_a_load_test_tells_the_model_from_its_queue(triton: Server, tmp_path: Path) -> None:
+    """By Triton's own statistics: the time in the queue and in the model is at most that of the answer, and each request is counted."""
+    url = f"http://127.0.0.1:{triton.http_port}"
+    (tmp_path / "config.toml").write_text(
+        f'load.targets = ["{url}"]\n[[models]]\nname = "linear"\n', encoding="utf-8"
+    )
+    np.savez(tmp_path / "inputs.npz", x=X)
+    test = quantdrift.load(
+        url,
+        source=tmp_path / "inputs.npz",
+        config=tmp_path / "config.toml",
+        step_s=0.2,
+        sustain_s=0.2,
+        sustain_at=50.0,
+    ).load_test
+    assert test.alone is not None
+    assert test.alone.server is not None
+    assert test.alone.server.n == test.alone.n
+    assert 0 < test.alone.server.compute_s + test.alone.server.queue_s <= test.alone.mean_s.value
+    assert all(step.server is not None for step in test.steps)

@@ -12,7 +12,7 @@ from quantdrift.cli.main import main
 
 pytestmark = pytest.mark.unit
 
-FUNCTIONS = ("compare", "diagnose", "gate", "plan", "quantise", "repair")
+FUNCTIONS = ("compare", "diagnose", "gate", "load", "plan", "quantise", "repair")
 COMMAND_ALONE = {"as_json", "config_path", "junit", "fleet_path", "measure"}
 """What a command prints, writes or calls otherwise."""
 FUNCTION_ALONE = {"old", "new", "progress", "stop", "seed", "alpha"}

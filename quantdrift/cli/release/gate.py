@@ -104,6 +104,13 @@ class _Candidate(click.Path):
     help="The p99 of the candidate's latency must be below it: measured on the inputs, or from --load.",
 )
 @click.option(
+    "--latency-p95",
+    "latency_p95_s",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="The same of the p95.",
+)
+@click.option(
     "--throughput",
     "throughput_per_s",
     type=click.FloatRange(0, min_open=True),
@@ -111,12 +118,18 @@ class _Candidate(click.Path):
     help="The candidate must answer at least so many requests per second: measured on the inputs, or from --load.",
 )
 @click.option(
+    "--error-share",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="SHARE",
+    help="With --load: the share of requests without an answer must be below it.",
+)
+@click.option(
     "--load",
     "loads",
     multiple=True,
     metavar="FILE",
-    help="A finished load run: perf_analyzer's CSV, MLPerf's mlperf_log_summary.txt, or JSON. With --route also SLICE=FILE for"
-    " each route.",
+    help="A finished load run: JSON of quantdrift load, perf_analyzer's CSV, MLPerf's mlperf_log_summary.txt, or other JSON. Without a budget here it is"
+    " judged by those of models.budget; without --inputs and --live nothing else is. With --route also SLICE=FILE for each route.",
 )
 @click.option(
     "--alert",
@@ -189,6 +202,7 @@ def gate(
       quantdrift gate repaired.onnx --inputs recorded.npz --alert 7
       quantdrift gate repaired.onnx --live --route scanner=archive=archive-int8.onnx
       quantdrift gate small-q4_0.gguf --live
+      quantdrift gate http+plaintext://candidate:8000 --load load.json --latency-p99 0.02 --throughput 300
     """
     from quantdrift.core.process.run import SignalStop
 

@@ -296,6 +296,26 @@ class Budget(Section, frozen=True, kw_only=True):
             le=100,
         ),
     ] = 0.0
+    latency_p95_s: Annotated[
+        float,
+        about(
+            "In a load test (`quantdrift load`), at most 5 % of the requests may take this many seconds or longer; the test also asks for "
+            "`latency_p99_s`. Live traffic is not judged by it. 0: no budget.",
+            ge=0,
+        ),
+    ] = 0.0
+    throughput_per_s: Annotated[
+        float,
+        about("In a load test, the least number of requests answered per second. 0: no budget.", ge=0),
+    ] = 0.0
+    error_share: Annotated[
+        float,
+        about(
+            "In a load test, the share of requests without an answer must be below this. 0: no budget.",
+            ge=0,
+            lt=1,
+        ),
+    ] = 0.0
     signals: Annotated[
         dict[str, Annotated[float, Meta(ge=0, lt=1)]],
         about(

@@ -20,7 +20,15 @@ from quantdrift.core.config.models import (
     Slice,
 )
 from quantdrift.core.config.section import GIB, KIB, MIB, Section, about
-from quantdrift.core.config.serving import Capture, Intake, SamplingOptions, Sidecar, Storage, Stream
+from quantdrift.core.config.serving import (
+    Capture,
+    Intake,
+    LoadOptions,
+    SamplingOptions,
+    Sidecar,
+    Storage,
+    Stream,
+)
 from quantdrift.core.config.tasks import Generation
 from quantdrift.core.config.watching import (
     Monitor,
@@ -43,6 +51,7 @@ __all__ = [
     "Cost",
     "Generation",
     "Intake",
+    "LoadOptions",
     "Model",
     "ModelTensor",
     "Monitor",
@@ -85,6 +94,7 @@ class Config(Section, frozen=True, kw_only=True):
     notify: Notify = Notify()
     web: Web = Web()
     cost: Cost = Cost()
+    load: LoadOptions = LoadOptions()
     models: tuple[Model, ...] = ()
     slices: tuple[Slice, ...] = ()
 

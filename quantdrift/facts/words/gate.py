@@ -25,9 +25,12 @@ _ASKED: Final = {
     Kind.BROKEN: "broken answers",
     Kind.UNLIKELY: "unlikely tokens",
     Kind.LATENCY: "latency p99",
+    Kind.LATENCY_P95: "latency p95",
     Kind.THROUGHPUT: "throughput",
+    Kind.ERRORS: "errors",
 }
-_OF_LOAD: Final = (Kind.LATENCY, Kind.THROUGHPUT)
+_LATENCIES: Final = (Kind.LATENCY, Kind.LATENCY_P95)
+_OF_LOAD: Final = (*_LATENCIES, Kind.THROUGHPUT, Kind.ERRORS)
 
 
 def decided(decision: Decision, elapsed_s: float | None = None) -> list[str | Table]:
@@ -121,6 +124,9 @@ def so_far(live: Followed) -> str:
 
 def sentence(decision: Decision) -> str:
     """Return the verdict, with what fails or is missing."""
+    is_load_alone = all(answer.question in _OF_LOAD for answer in decision.slices)
+    if decision.verdict is Outcome.PASS and is_load_alone:
+        return "pass: the load run keeps its budget"
     if decision.verdict is Outcome.PASS:
         return f"pass: {decision.model} may be replaced by {_shown(decision.candidate)}"
     if decision.verdict is Outcome.FAIL:
@@ -141,6 +147,8 @@ def sentence(decision: Decision) -> str:
         if answer.verdict is Outcome.INSUFFICIENT
     )
     more = "more than anybody can wait for" if decision.more is None else f"about {decision.more:,} more"
+    if is_load_alone:
+        return f"insufficient evidence: {', '.join(lacking)}; the load run needs {more} requests: give it a longer --sustain"
     return f"insufficient evidence: {', '.join(lacking)}; the slice that lacks most needs {more}"
 
 
@@ -238,7 +246,7 @@ def _limit(answer: SliceAnswer) -> str:
 def _figure(answer: SliceAnswer, value: float) -> str:
     if answer.question is Kind.DIVERGENCE:
         return f"{value:.3g}"
-    if answer.question is Kind.LATENCY:
+    if answer.question in _LATENCIES:
         return _milliseconds(value)
     if answer.question is Kind.THROUGHPUT:
         return f"{value:,.3g} /s"

@@ -22,11 +22,11 @@ from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import Table
 from quantdrift.core.token_histogram import TokenQuantiles, counts_of, quantiles_of
-from quantdrift.drift.gate import Question
+from quantdrift.drift.gate import Question, decision
 from quantdrift.facts.gate import Decision, Followed, Kind, LoadRun, Outcome
 from quantdrift.facts.words.gate import decided, followed, junit, sentence, so_far
 from quantdrift.models.comparators.registry import comparator_of
-from quantdrift.models.runtimes.protocol import ReferenceRuntime
+from quantdrift.models.runtimes.protocol import ReferenceRuntime, digest_of
 from quantdrift.models.runtimes.registry import check_mapping, opened_reference, runtime_request
 from quantdrift.release.blocking import wait_for
 from quantdrift.release.chosen_model import chosen_reference, model_named, rules_named, rules_of, slices_named
@@ -166,7 +166,7 @@ class _Gate(msgspec.Struct, frozen=True, kw_only=True):
             ("--route", self.routes),
             ("--against", self.against),
             ("--mlperf", self.mlperf),
-            ("--latency-p99 and --throughput", self.budget.n),
+            ("--latency-p95, --latency-p99, --throughput and --error-share", self.budget.n),
             *more,
         ):
             if value:
@@ -274,8 +274,10 @@ def gate(
     labels: str = "",
     reference_accuracy: float | None = None,
     divergence: bool = False,
+    latency_p95_s: float | None = None,
     latency_p99_s: float | None = None,
     throughput_per_s: float | None = None,
+    error_share: float | None = None,
     loads: Mapping[str, File] | None = None,
     reference: int | None = None,
     alpha: float = 0.05,
@@ -291,7 +293,8 @@ def gate(
     """Judge whether a candidate, an ONNX file or a language model, is good enough on every slice, before it is deployed.
 
     It runs the reference and the candidate on recorded inputs, or on live traffic from now on, and asks whether each slice is within the
-    budget of the model. The parameters are the options of `quantdrift gate`, whose help explains each.
+    budget of the model. With neither, it judges finished load runs alone. The parameters are the options of `quantdrift gate`, whose help
+    explains each.
 
     Parameters
     ----------
@@ -309,10 +312,11 @@ def gate(
         Files that serve a slice each, by its name; the candidate serves the rest.
     against
         The model that is serving: the candidate must not be worse.
-    latency_p99_s, throughput_per_s
-        What the candidate must keep, measured on the inputs or read from `loads`.
+    latency_p95_s, latency_p99_s, throughput_per_s, error_share
+        What the candidate must keep, measured on the inputs or read from `loads`; None of them: with `loads` the budgets of the model.
     loads
-        Finished load runs: that of the candidate by the name `all`, that of a route by its slice.
+        Finished load runs: that of the candidate by the name `all`, that of a route by its slice. Without `inputs` and `live` they alone
+        are judged, and the candidate may be an address.
     generate
         Recorded prompts that a language model answers by itself, to be asked for broken answers and unlikely tokens.
     wait
@@ -329,8 +333,11 @@ def gate(
     RetryError
         Something is away that may come back.
     """
-    if live == (inputs is not None):
-        raise OperatorError("give either --inputs, recorded inputs, or --live")
+    is_load_alone = bool(loads) and inputs is None and not live
+    if live == (inputs is not None) and not is_load_alone:
+        raise OperatorError(
+            "give either --inputs, recorded inputs, or --live; or --load alone, to judge a load run and nothing else"
+        )
     if alert is not None and (model or slices):
         raise OperatorError("--alert gives the model and the slice: leave out --model and --slice")
     if note is not None and (no_note or alert is not None):
@@ -339,12 +346,20 @@ def gate(
     is_server = "://" in os.fspath(candidate)
     file = Path(candidate) if is_server else existing(candidate, "CANDIDATE")
     files = {name: existing(path, f"--route {name}") for name, path in (routes or {}).items()}
-    budget = LoadBudget(latency_p99_s=latency_p99_s, throughput_per_s=throughput_per_s)
-    run = _load_run(loads or {}, budget, {ALL: file, **files}, live=live)
+    budget = LoadBudget(
+        latency_p95_s=latency_p95_s,
+        latency_p99_s=latency_p99_s,
+        throughput_per_s=throughput_per_s,
+        error_share=error_share,
+    )
     about = alert if note is None else note
     fact = None if about is None else alert_of(setting, about)
     if fact is not None and model not in ("", fact.model):
         raise OperatorError(f"alert {fact.id} is about model `{fact.model}`, and not about `{model}`")
+    served = {ALL: os.fspath(candidate), **{name: str(path) for name, path in files.items()}}
+    if loads and not budget.n:
+        budget = LoadBudget.of_model(model_named(setting.config(), fact.model if fact else model).budget)
+    run = _load_run(loads or {}, budget, served, live=live)
     job = _Gate(
         setting=setting,
         watch=watch,
@@ -365,6 +380,22 @@ def gate(
         other_weights=other_weights,
         generate=generate,
     )
+    if is_load_alone:
+        _refuse(
+            "needs --inputs or --live: --load alone judges the load run",
+            ("--slice", slices),
+            ("--alert", alert),
+            ("--against", against),
+            ("--calibration", calibration),
+            ("--margin", margin),
+            ("--mlperf", mlperf),
+            ("--labels", labels),
+            ("--reference-accuracy", reference_accuracy),
+            ("--divergence", divergence),
+            ("--reference", reference),
+            ("--generate", generate),
+        )
+        return _load_alone(job)
     if inputs is not None:
         calibrated = [Path(path) for path in calibration]
         return _recorded(
@@ -376,23 +407,27 @@ def gate(
             number=reference,
         )
     other = None if job.routes_alone_change_answers else against
-    for option, value in (
+    _refuse(
+        "is for --inputs: live traffic is judged on all watched slices, against what serves",
         ("--against", other),
         ("--slice", slices),
         ("--reference", reference),
         ("--calibration", calibration),
         ("--generate", generate),
-    ):
-        if value:
-            raise OperatorError(
-                f"{option} is for --inputs: live traffic is judged on all watched slices, against what serves"
-            )
+    )
     if labels:
         raise OperatorError(
             "--labels is for --inputs: true classes come later than the traffic. Leave it out, and load them with `quantdrift labels"
             " load` while the gate runs; or give --reference-accuracy, a lower bound of the reference's accuracy"
         )
     return wait_for(_live(job, wait, stop or Stop, every_hour=not any_hour))
+
+
+def _refuse(why: str, *options: tuple[str, object]) -> None:
+    """Refuse options that were given and have no meaning."""
+    for option, value in options:
+        if value:
+            raise OperatorError(f"{option} {why}")
 
 
 async def _live(job: _Gate, wait: timedelta, stop: Callable[[], Stop], *, every_hour: bool) -> GateResult:
@@ -446,6 +481,19 @@ async def _live(job: _Gate, wait: timedelta, stop: Callable[[], Stop], *, every_
     if not live.interrupted:
         job.write_note(live.decision)
     return GateResult(decision=live.decision, live=live, notes=tuple(watch.notes))
+
+
+def _load_alone(job: _Gate) -> GateResult:
+    """Judge the load runs of a candidate and its routes, and nothing else."""
+    model = model_named(job.setting.config(), job.model)
+    digests = [f"sha256:{digest_of(job.candidate)}" if job.candidate.is_file() else job.where]
+    digests += [f"{name}=sha256:{digest_of(file)}" for name, file in job.routes.items()]
+    decided = msgspec.structs.replace(
+        decision((), model=model.name, candidate=" ".join(digests), at=datetime.now(UTC), run=job.run),
+        not_judged=("the answers of every slice: neither --inputs nor --live was given",),
+    )
+    job.write_note(decided)
+    return GateResult(decision=decided, notes=tuple(job.watch.notes))
 
 
 def _without_copies(model: Model) -> Model:
@@ -658,17 +706,22 @@ def _of_tokens(bins: Sequence[str], items: Observed) -> dict[str, TokenQuantiles
 
 
 def _load_run(
-    loads: Mapping[str, File], budget: LoadBudget, models: Mapping[str, Path], *, live: bool
+    loads: Mapping[str, File], budget: LoadBudget, models: Mapping[str, str], *, live: bool
 ) -> LoadRun | None:
     """Return the finished load runs of a candidate and its routes, or None where there is none."""
     if not loads:
         if live and budget.n:
             raise OperatorError(
-                "--latency-p99 and --throughput need --load with --live: measure the candidate where it will serve, and give the file"
+                "--latency-p95, --latency-p99 and --throughput need --load with --live: measure the candidate where it will serve, and give the file"
             )
+        if budget.error_share is not None:
+            raise OperatorError("--error-share needs --load: a file that is run here makes no errors")
         return None
     if not budget.n:
-        raise OperatorError("--load needs a budget: --latency-p99 or --throughput")
+        raise OperatorError(
+            "--load needs a budget: --latency-p95, --latency-p99, --throughput or --error-share, or models.budget.latency_p95_s, latency_p99_s,"
+            " throughput_per_s or error_share"
+        )
     for of, load in loads.items():
         if of not in models:
             raise OperatorError(

@@ -11,7 +11,9 @@ load does not change. Looked at once, at the end. The bounds that are shown are 
 pass is still certain, the k-th largest latency is the upper bound of the p99, and the lower one likewise (as for any quantile: David and
 Nagaraja, Order Statistics, 2003, section 7.1, with the bound of `few_values` in place of the binomial one).
 
-A file has figures and no single requests, so its verdict is a comparison of two numbers, without a statement of probability.
+A file of another program has figures and no single requests, so its verdict is a comparison of two numbers, without a statement of probability. That of
+`quantdrift load` has 95 % intervals of the figures at its sustained load: a pass needs the whole interval within the budget, a failure the whole interval
+outside of it.
 """
 
 import csv
@@ -20,17 +22,19 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 import numpy as np
 
+from quantdrift.core.config.models import Budget
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.slices import ALL
 from quantdrift.drift.evidence.few_values import lower_bound, upper_bound
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.gate import Question, Trial
 from quantdrift.facts.gate import Kind, Load, LoadRun, Outcome, SliceAnswer
+from quantdrift.facts.load_test import FORMAT, LEAST_P95, LEAST_P99, Interval, LoadTest, without_path
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.models.tensors.arrays import Array
 
@@ -40,6 +44,7 @@ MOST_REQUESTS: Final = 2000
 LONGEST_S: Final = 60.0
 _WARM_UP: Final = 20
 _SLOW: Final = 0.01
+_SLOWER: Final = 0.05
 _MOST_BYTES: Final = 2**20
 _LINE: Final = re.compile(r"\s*(.+?)\s*:\s*(\S.*?)\s*")
 # Of a summary of MLPerf's load generator, by scenario; a server's load is given, so what was completed counts.
@@ -51,28 +56,64 @@ class LoadBudget(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    latency_p99_s
-        The p99 of the latency must be below it, in seconds.
+    latency_p95_s, latency_p99_s
+        The p95 and the p99 of the latency must be below them, in seconds.
     throughput_per_s
         The least number of requests per second.
+    error_share
+        The share of the requests without an answer must be below it. Only a file tells it.
     """
 
+    latency_p95_s: float | None = None
     latency_p99_s: float | None = None
     throughput_per_s: float | None = None
+    error_share: float | None = None
+
+    @classmethod
+    def of_model(cls, budget: Budget) -> Self:
+        """Return what the owner of a model asks of a load test."""
+        return cls(
+            latency_p95_s=budget.latency_p95_s or None,
+            latency_p99_s=budget.latency_p99_s or None,
+            throughput_per_s=budget.throughput_per_s or None,
+            error_share=budget.error_share or None,
+        )
+
+    @property
+    def limits(self) -> dict[Kind, float]:
+        """What is asked, each with its limit."""
+        limits = {
+            Kind.LATENCY_P95: self.latency_p95_s,
+            Kind.LATENCY: self.latency_p99_s,
+            Kind.THROUGHPUT: self.throughput_per_s,
+            Kind.ERRORS: self.error_share,
+        }
+        return {kind: limit for kind, limit in limits.items() if limit is not None}
 
     @property
     def n(self) -> int:
         """Number of questions."""
-        return (self.latency_p99_s is not None) + (self.throughput_per_s is not None)
+        return len(self.limits)
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The JSON form of a load run."""
 
     latency_p50_s: float | None = None
+    latency_p95_s: float | None = None
     latency_p99_s: float | None = None
     throughput_per_s: float | None = None
+    error_share: float | None = None
     requests: int = 0
+
+
+class _Read(msgspec.Struct, frozen=True, kw_only=True):
+    """A load run as its file says it, with the 95 % intervals of its figures; a figure without one is compared as it is."""
+
+    load: Load
+    intervals: dict[Kind, Interval] = {}
+    missing: dict[Kind, int] = {}
+    """Requests that a figure has too few of to have an interval."""
 
 
 def measured(
@@ -165,17 +206,22 @@ def judged(
         run,
         n=len(wall),
         p50_s=_quantile(wall, 0.5),
+        p95_s=_quantile(wall, 0.95),
         p99_s=_quantile(wall, 0.99),
         cpu_p50_s=_quantile(cpu, 0.5),
         cpu_p99_s=_quantile(cpu, 0.99),
         throughput_per_s=_quantile(rates, 0.5),
     )
     answers = []
-    if budget.latency_p99_s is not None:
-        trial = _trial(wall >= budget.latency_p99_s, _SLOW, pass_level, fail_level)
-        low, high = _bounds(wall, _SLOW, pass_level, fail_level)
-        figures = (load.p99_s, max(low, 0.0), high)
-        answers.append(_answer(run.slice, Kind.LATENCY, trial, figures, budget.latency_p99_s))
+    for kind, share, value, limit in (
+        (Kind.LATENCY_P95, _SLOWER, load.p95_s, budget.latency_p95_s),
+        (Kind.LATENCY, _SLOW, load.p99_s, budget.latency_p99_s),
+    ):
+        if limit is None:
+            continue
+        trial = _trial(wall >= limit, share, pass_level, fail_level)
+        low, high = _bounds(wall, share, pass_level, fail_level)
+        answers.append(_answer(run.slice, kind, trial, (value, max(low, 0.0), high), limit))
     if budget.throughput_per_s is not None:
         trial = _trial(rates < budget.throughput_per_s, 0.5, pass_level, fail_level)
         slow, fast = _bounds(-rates, 0.5, pass_level, fail_level)
@@ -246,8 +292,8 @@ def _quantile(values: FloatArray, share: float) -> float | None:
     return float(np.quantile(values, share, method="higher")) if len(values) else None
 
 
-def read_load(path: Path, budget: LoadBudget, *, file: Path, of: str = ALL) -> LoadRun:
-    """Return a finished load run: a CSV of perf_analyzer, a summary of MLPerf's load generator, or JSON.
+def read_load(path: Path, budget: LoadBudget, *, file: str, of: str = ALL) -> LoadRun:
+    """Return a finished load run: JSON of `quantdrift load`, a CSV of perf_analyzer, a summary of MLPerf's load generator, or other JSON.
 
     Of a CSV with several loads it is the row with the highest throughput among those that keep the latency; if none keeps it, that with the
     lowest p99.
@@ -259,46 +305,78 @@ def read_load(path: Path, budget: LoadBudget, *, file: Path, of: str = ALL) -> L
     budget
         What is asked of it.
     file, of
-        The model's file, and the slice that it serves.
+        The model's file or address, and the slice that it serves.
 
     Raises
     ------
     OperatorError
-        It cannot be read, is none of these, lacks a figure that a budget asks for, or is of a run that was not valid.
+        It cannot be read, is none of these, lacks a figure that a budget asks for, is of another endpoint, or is of a run that was not valid.
     """
-    load = msgspec.structs.replace(_read(path, budget), file=str(file), slice=of)
+    run = _read(path, budget, file)
+    load = msgspec.structs.replace(run.load, file=file, slice=of)
     answers = []
-    for kind, value, limit in (
-        (Kind.LATENCY, load.p99_s, budget.latency_p99_s),
-        (Kind.THROUGHPUT, load.throughput_per_s, budget.throughput_per_s),
-    ):
-        if limit is None:
-            continue
+    for kind, limit in budget.limits.items():
+        value = _value_of(load, kind)
         if value is None:
             raise OperatorError(
                 f"--load {path} has no {_NAMED[kind]}: leave that budget out, or give a file that has it"
             )
-        keeps = value < limit if kind is Kind.LATENCY else value >= limit
+        missing = run.missing.get(kind, 0)
+        bounds = run.intervals.get(kind, Interval(value=value, low=value, high=value))
+        verdict = Outcome.INSUFFICIENT if missing else _verdict(kind, bounds, limit)
         answers.append(
             SliceAnswer(
                 slice=of,
                 question=kind,
-                verdict=Outcome.PASS if keeps else Outcome.FAIL,
+                verdict=verdict,
                 n=load.n,
                 mean=value,
-                low=value,
-                high=value,
+                low=0.0 if missing else bounds.low,
+                high=math.inf if missing else bounds.high,
                 limit=limit,
-                more=0,
+                more=(missing or _more(bounds, limit, load.n)) if verdict is Outcome.INSUFFICIENT else 0,
             )
         )
     return LoadRun(load=load, answers=tuple(answers))
 
 
-_NAMED: Final = {Kind.LATENCY: "p99 of the latency", Kind.THROUGHPUT: "throughput"}
+def _value_of(load: Load, kind: Kind) -> float | None:
+    return {
+        Kind.LATENCY_P95: load.p95_s,
+        Kind.LATENCY: load.p99_s,
+        Kind.THROUGHPUT: load.throughput_per_s,
+        Kind.ERRORS: load.error_share,
+    }[kind]
 
 
-def _read(path: Path, budget: LoadBudget) -> Load:
+def _verdict(kind: Kind, bounds: Interval, limit: float) -> Outcome:
+    keeps = (
+        (bounds.low >= limit, bounds.high >= limit)
+        if kind is Kind.THROUGHPUT
+        else (bounds.high < limit, bounds.low < limit)
+    )
+    return Outcome.PASS if keeps[0] else Outcome.INSUFFICIENT if keeps[1] else Outcome.FAIL
+
+
+def _more(bounds: Interval, limit: float, n: int) -> int | None:
+    """Return about how many more requests it takes until the interval is on one side of the limit; None: the figure is at it."""
+    wide = bounds.high - bounds.value if limit > bounds.value else bounds.value - bounds.low
+    distance = abs(limit - bounds.value)
+    if not distance or wide / distance > _MOST_LONGER:
+        return None
+    return max(1, math.ceil(n * ((wide / distance) ** 2 - 1)))
+
+
+_MOST_LONGER: Final = 100.0  # times the width of an interval, that is 10,000 times the requests
+_NAMED: Final = {
+    Kind.LATENCY_P95: "p95 of the latency",
+    Kind.LATENCY: "p99 of the latency",
+    Kind.THROUGHPUT: "throughput",
+    Kind.ERRORS: "share of errors",
+}
+
+
+def _read(path: Path, budget: LoadBudget, file: str) -> _Read:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise OperatorError(
@@ -308,6 +386,9 @@ def _read(path: Path, budget: LoadBudget) -> Load:
     except (OSError, UnicodeDecodeError) as error:
         raise OperatorError(f"--load {path} cannot be read: {error}") from error
     if text.lstrip().startswith("{"):
+        read = _of_test(text, path, file)
+        if read is not None:
+            return read
         loads = [_of_json(text, path)]
     elif "MLPerf Results Summary" in text:
         loads = [_of_mlperf(text, path)]
@@ -315,14 +396,73 @@ def _read(path: Path, budget: LoadBudget) -> Load:
         loads = _of_csv(text, path)
     else:
         raise OperatorError(
-            f"--load {path} is no CSV of perf_analyzer (-f), no mlperf_log_summary.txt, and no JSON object with latency_p99_s and"
-            " throughput_per_s"
+            f"--load {path} is no CSV of perf_analyzer (-f), no mlperf_log_summary.txt, and no JSON of quantdrift load, and no JSON object with"
+            " latency_p99_s and throughput_per_s"
         )
-    limit = budget.latency_p99_s
-    if limit is not None:
-        kept = [load for load in loads if load.p99_s is not None and load.p99_s < limit]
+    below = {kind: limit for kind, limit in budget.limits.items() if kind is not Kind.THROUGHPUT}
+    if below:
+        kept = [
+            load
+            for load in loads
+            if all(
+                (value := _value_of(load, kind)) is not None and value < limit
+                for kind, limit in below.items()
+            )
+        ]
         loads = kept or [min(loads, key=lambda load: math.inf if load.p99_s is None else load.p99_s)]
-    return max(loads, key=lambda load: load.throughput_per_s or 0.0)
+    return _Read(load=max(loads, key=lambda load: load.throughput_per_s or 0.0))
+
+
+def _of_test(text: str, path: Path, file: str) -> _Read | None:
+    """Return the sustained load of a load test; None: the JSON is of another program."""
+    try:
+        document = msgspec.json.decode(text)
+        if "format" not in document:
+            return None
+        if document["format"] != FORMAT:
+            raise OperatorError(
+                f"--load {path} has the format {document['format']}, and this version reads {FORMAT}: use the same version for both"
+            )
+        test = msgspec.convert(document, LoadTest)
+    except msgspec.MsgspecError as error:
+        raise OperatorError(f"--load {path} is no load run: {error}") from error
+    if "://" in file and without_path(file) != without_path(test.target):
+        raise OperatorError(
+            f"--load {path} is of {test.target}, and not of {file}: give the load test of that endpoint"
+        )
+    sustained = test.sustained
+    if sustained is None:
+        raise OperatorError(
+            f"--load {path} has no sustained load: it was stopped before ({test.stopped or 'of another cause'}). Run quantdrift load again"
+        )
+    step = sustained.step
+    if not step.is_on_schedule:
+        raise OperatorError(
+            f"--load {path}: the client sent up to {1000 * step.late_p99_s:.3g} ms late (p99), so its figures are partly its own: run quantdrift load on"
+            " a machine where nothing else runs, or with a lower --sustain-at"
+        )
+    if step.mean_s is None:
+        raise OperatorError(f"--load {path}: no request of the sustained load was answered")
+    intervals = {Kind.THROUGHPUT: sustained.throughput_per_s, Kind.ERRORS: sustained.error_share}
+    missing = {}
+    for kind, interval, least in (
+        (Kind.LATENCY_P95, sustained.p95_s, LEAST_P95),
+        (Kind.LATENCY, sustained.p99_s, LEAST_P99),
+    ):
+        if interval is not None:
+            intervals[kind] = interval
+        else:
+            missing[kind] = max(1, least - step.n)
+    load = Load(
+        source=f"quantdrift load at {step.offered_per_s:,.4g} per second for {step.seconds:.0f} s",
+        n=step.n,
+        p50_s=step.p50_s,
+        p95_s=step.p95_s,
+        p99_s=step.p99_s,
+        throughput_per_s=step.throughput_per_s,
+        error_share=step.error_share,
+    )
+    return _Read(load=load, intervals=intervals, missing=missing)
 
 
 def _of_json(text: str, path: Path) -> Load:
@@ -335,8 +475,10 @@ def _of_json(text: str, path: Path) -> Load:
             source=str(path),
             n=file.requests,
             p50_s=file.latency_p50_s,
+            p95_s=file.latency_p95_s,
             p99_s=file.latency_p99_s,
             throughput_per_s=file.throughput_per_s,
+            error_share=file.error_share,
         )
     )
 
@@ -351,12 +493,15 @@ def _of_mlperf(text: str, path: Path) -> Load:
         raise OperatorError(
             f"--load {path} says that its result is {fields.get('Result is', 'unknown')}: follow its recommendations, and run it again"
         )
-    latency = {share: _number(fields.get(f"{share}.00 percentile latency (ns)"), path) for share in (50, 99)}
+    latency = {
+        share: _number(fields.get(f"{share}.00 percentile latency (ns)"), path) for share in (50, 95, 99)
+    }
     rate = next((fields[name] for name in _THROUGHPUT if name in fields), None)
     return _checked(
         Load(
             source=str(path),
             p50_s=None if latency[50] is None else latency[50] / 1e9,
+            p95_s=None if latency[95] is None else latency[95] / 1e9,
             p99_s=None if latency[99] is None else latency[99] / 1e9,
             throughput_per_s=_number(rate, path),
         )
@@ -367,12 +512,13 @@ def _of_csv(text: str, path: Path) -> list[Load]:
     """Return a load run for each row; latencies are microseconds."""
     loads = []
     for row in csv.DictReader(text.split("\n\n", maxsplit=1)[0].splitlines()):
-        p50, p99 = (_number(row.get(f"p{share} latency"), path) for share in (50, 99))
+        p50, p95, p99 = (_number(row.get(f"p{share} latency"), path) for share in (50, 95, 99))
         loads.append(
             _checked(
                 Load(
                     source=str(path),
                     p50_s=None if p50 is None else p50 / 1e6,
+                    p95_s=None if p95 is None else p95 / 1e6,
                     p99_s=None if p99 is None else p99 / 1e6,
                     throughput_per_s=_number(row["Inferences/Second"], path),
                 )
@@ -393,7 +539,9 @@ def _number(text: str | None, path: Path) -> float | None:
 
 
 def _checked(load: Load) -> Load:
-    figures = (load.p50_s, load.p99_s, load.throughput_per_s)
+    figures = (load.p50_s, load.p95_s, load.p99_s, load.throughput_per_s)
     if load.n < 0 or any(figure is not None and not 0 < figure < math.inf for figure in figures):
         raise OperatorError(f"--load {load.source}: latencies and throughput are numbers above 0")
+    if load.error_share is not None and not 0 <= load.error_share <= 1:
+        raise OperatorError(f"--load {load.source}: error_share is a share, from 0 to 1")
     return load
