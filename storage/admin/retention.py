@@ -47,7 +47,9 @@ _OLD_TALLIES: Final = """
     )
 """
 # Of the model that is the furthest behind: each is folded by itself.
-_FOLDED_TO: Final = "select least((select min(event_time) from fold), (select min(event_time) from model_fold))"
+_FOLDED_TO: Final = (
+    "select least((select min(event_time) from fold), (select min(event_time) from model_fold))"
+)
 # Counts are cumulative: of those between two that stay, the sums stay. A sidecar that sent none for five minutes counts as ended,
 # also where the traffic is folded again.
 _DENSE_TALLIES: Final = f"""
