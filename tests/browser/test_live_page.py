@@ -670,8 +670,8 @@ async def test_the_system_page_says_how_much_is_replayed_where_and_for_how_many_
     await make_partitions(record, [(now - 10 * MINUTE).date()])
     batches = [
         await record.fetchval(
-            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, provenance, replay_s)"
-            " values ('comparison', $1, $2, $3, $3, 1800, $4, $5) returning id",
+            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, provenance, replay_s, compared_model)"
+            " values ('comparison', $1, $2, $3, $3, 1800, $4, $5, 'digits') returning id",
             worker,
             now - 9 * MINUTE,
             now - 10 * MINUTE,
@@ -681,8 +681,8 @@ async def test_the_system_page_says_how_much_is_replayed_where_and_for_how_many_
         for worker, replay_s in (("shadow-1", 1.8), ("shadow-2", None))
     ]
     of_other = await record.fetchval(
-        "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, provenance, replay_s)"
-        " values ('comparison', 'shadow-3', $1, $2, $2, 10, $3, 0.5) returning id",
+        "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, provenance, replay_s, compared_model)"
+        " values ('comparison', 'shadow-3', $1, $2, $2, 10, $3, 0.5, 'faces') returning id",
         now - 9 * MINUTE,
         now - 10 * MINUTE,
         '{"runtime": "torch", "version": "2", "provider": "CUDA", "device": "GPU"}',

@@ -106,6 +106,9 @@ def test_a_request_has_no_more_tokens_than_a_batch_may(language_folder: Path) ->
             runtime.close()
     assert requests == [2, 1, 3]
     assert [tokens_read({SCORES: objects([of])}) for of in parts] == [4, 4, 11]
+    assert (
+        tokens_read({SCORES: np.zeros((1, 4), np.float32)}) == tokens_read({}) == 0
+    )  # a detector's, and none
     for one, other in zip(parts, whole, strict=True):
         np.testing.assert_array_equal(one.logprobs, other.logprobs)
 

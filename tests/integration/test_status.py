@@ -83,8 +83,8 @@ async def _compare(dsn: str, n: int, *, folded: bool, before: timedelta = timede
         )
         at = datetime.now(UTC) - before
         batch = await db.fetchval(
-            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, fold_seq)"
-            " values ('comparison', 'w', $1, $1, $1, $2, $3) returning id",
+            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, fold_seq, compared_model)"
+            " values ('comparison', 'w', $1, $1, $1, $2, $3, 'wines') returning id",
             at,
             n,
             1 if folded else None,

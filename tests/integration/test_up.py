@@ -233,6 +233,12 @@ def _write_classifier(path: Path) -> None:
     onnx.save(oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)], ir_version=10), path)
 
 
+def _answers(port: int) -> bool:
+    """Return whether something accepts connections on a port of this host."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_the_quick_start_works_as_typed(memory_path: Path) -> None:
     """Its configuration and its commands in their order, in a folder of one's own; only ports, the model file and the minute of traffic differ.
 
@@ -291,6 +297,9 @@ def test_the_quick_start_works_as_typed(memory_path: Path) -> None:
             subprocess.Popen([*server, "--model", f"digits={memory_path}/digits-fp32.onnx"], cwd=_ROOT)
         )
         ends.callback(serving.terminate)
+        while not _answers(backend):  # the model server starts
+            assert serving.poll() is None
+            time.sleep(0.05)
         for command in typed:
             if command == "quantdrift up":
                 running = ends.enter_context(

@@ -203,9 +203,10 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def tokens_read(outputs: Mapping[str, Array]) -> int:
     """Return how many tokens a reference and its replica read for these outputs; 0 if it is no language model."""
-    if SCORES not in outputs:
-        return 0
-    return sum(of.n_read + (of.copy.n_read if of.copy else 0) for of in outputs[SCORES].tolist())
+    scores = outputs.get(SCORES)
+    if scores is None or scores.dtype != np.object_:
+        return 0  # a detector has scores, too
+    return sum(of.n_read + (of.copy.n_read if of.copy else 0) for of in scores.flat if isinstance(of, Scores))
 
 
 def replay_error(detail: str) -> QuarantineError:
