@@ -4,7 +4,7 @@ import asyncio
 import re
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -205,7 +205,7 @@ async def test_the_shadow_can_do_what_the_writer_does_and_no_more(login: Login) 
 async def test_the_monitor_folds_and_maintains_and_touches_no_evidence(
     postgres_dsn: str, login: Login
 ) -> None:
-    """It numbers batches, makes and drops partitions and forgets payloads; it stores tallies that no shadow does, and changes none."""
+    """It numbers batches, makes, condenses and drops days and forgets payloads; it stores tallies that no shadow does, and changes none."""
     dsn = await login(MONITOR)
     async with Database(postgres_dsn) as database:
         await Writer(database, SystemClock()).store(batch(1))
@@ -222,8 +222,15 @@ async def test_the_monitor_folds_and_maintains_and_touches_no_evidence(
             assert len(await claim(connection, position.fold_seq, 10)) == 2
         made = await maintain(database, Storage(), AT, ahead_days=30)
         assert len(made.partitions_made) == 10
+        async with Database(postgres_dsn) as owners, owners.begin() as connection:
+            await connection.execute(text("update fold set event_time = '2199-01-01'"))
+        later = AT + timedelta(days=9)
+        assert (
+            await maintain(database, Storage(condense_after_days=3, quarantine_days=60), later)
+        ).n_condensed == 1
         dropped = await maintain(database, Storage(), datetime(2199, 1, 1, tzinfo=UTC))
         assert (len(dropped.partitions_dropped), dropped.partitions_busy) == (32, ())
+        assert dropped.n_blocks == 1
         assert (dropped.n_batches, dropped.n_payloads, dropped.n_quarantined) == (2, 1, 1)
     await refused(
         dsn,
