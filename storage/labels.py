@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.facts.estimate import ClusterSums, SharedSums
 from quantdrift.storage import snapshot
 from quantdrift.storage.audit import Action, add
-from quantdrift.storage.comparisons.point import at_key
+from quantdrift.storage.comparisons.point import of_labels
 from quantdrift.storage.figures.estimates import (
     SliceClusters,
     SummedVersion,
@@ -85,7 +85,7 @@ _MEASURES: Final = {
     "both_wrong": "(not l.candidate_right and not l.reference_right)::int",
 }
 _LABELLED: Final = f"""
-        from label l {at_key("l")}
+        from label l {of_labels(":begin", ":end")}
         where l.captured_at >= :begin and l.captured_at < :end and l.model_version_id = any(cast(:versions as int[]))
 """
 _OUTCOMES: Final = statement(

@@ -20,7 +20,7 @@ from quantdrift.facts.figures import Counted, Figure, FigureName, Scope, Subject
 from quantdrift.facts.incidents import Incident, IncidentState, Mitigation, StoryEvent, StoryKind
 from quantdrift.storage.alerts.alerts import check_reason, close_alerts
 from quantdrift.storage.audit import Action, add
-from quantdrift.storage.comparisons.point import at_key
+from quantdrift.storage.comparisons.point import of_labels
 from quantdrift.storage.cost import mean_worth, prices_of
 from quantdrift.storage.figures.estimates import hashed, statement, sums_of
 from quantdrift.storage.snapshot import in_time
@@ -144,7 +144,7 @@ _COUNT: Final = text("""
 """)
 _LABELS: Final = text(f"""
     select exists (
-        select from label l {at_key("l")}
+        select from label l {of_labels(":begin", "'infinity'")}
         where l.model_version_id = :version and l.captured_at >= :begin and c.slice_ids && cast(:of as int[]) and c.flip
     )
 """)  # noqa: S608 - constants

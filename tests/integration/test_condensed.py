@@ -1,7 +1,7 @@
 """Comparisons that are some days old, a thousand in a row: every reader finds the same as before."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from quantdrift.core.config.schema import Storage
 from quantdrift.storage.admin.migrate import alembic_config
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database, make_engine
+from quantdrift.storage.labels import LabelOutcome, outcomes
 from quantdrift.storage.schema.partitions import ensure_partitions
 
 pytestmark = pytest.mark.integration
@@ -174,10 +175,16 @@ async def test_single_exchanges_are_found_in_blocks(database: Database, postgres
                 drift.labelled_items("m", **when).to_pylist(),
             ]
 
-    before = await asyncio.to_thread(found)
+    async def labelled() -> Sequence[LabelOutcome]:
+        async with database.begin() as connection:
+            return await outcomes(connection, [1, 2], MIDNIGHT, MIDNIGHT + timedelta(days=1))
+
+    before, of_labels = await asyncio.to_thread(found), await labelled()
     assert all(before)
+    assert {outcome.model_version_id for outcome in of_labels} == {1, 2}
     await maintain(database, KEEP, NOW, ahead_days=3)
     assert str(await asyncio.to_thread(found)) == str(before)  # as text: NaN is not equal to itself
+    assert await labelled() == of_labels
 
 
 async def test_a_downgrade_makes_rows_of_blocks(database: Database, postgres_dsn: str) -> None:
