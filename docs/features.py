@@ -58,7 +58,7 @@ _FEATURES: Final = (
     ("Database", "Schema, migrations, connections, locks, and the rows that processes read and write.", "schema migrate revision database db locks leader shards server address rows read reading write writer copy columns partitions history traffic compilation binaries postgres temporary unprivileged snapshot queries"),
     ("Plug-ins", "What other packages add, and the tests that they must pass.", "plugins testing"),
     ("Demo", "The whole loop on digits, and on text.", "demo"),
-    ("Shared", "What every feature uses.", "main options output whole clock codec errors logs tasks records telemetry tls links notation secrets sealing tensors arrays share shares interval speed dependence session sessions finding gathering period"),
+    ("Shared", "What every feature uses.", "main options output whole clock codec errors logs tasks records telemetry tls links notation secrets sealing tensors arrays share shares interval speed dependence session sessions finding gathering period drawing"),
 )  # fmt: skip
 
 

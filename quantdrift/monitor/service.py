@@ -432,7 +432,7 @@ class MonitorService:
             await maintain_by_two_clocks(self._database, self._config.storage, now)
             self._maintained_at = now
         if is_due(self._thinned_at, THIN_TALLIES_EVERY, now) and self._leads():
-            # A fold that is hours behind leaves its tallies for later.
+            # A fold that is hours behind leaves its tallies for later; those that it left for a day wait for the next start.
             await thin_tallies(self._database, self._thinned_at and self._thinned_at - timedelta(days=1))
             self._thinned_at = now
         await self._stop.wait(TURN_S)

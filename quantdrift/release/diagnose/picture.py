@@ -1,26 +1,19 @@
 """The picture of a diagnosis: what each site restores, and how much of each activation range is used."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from quantdrift.core.errors import OperatorError
 from quantdrift.facts.diagnosis import Diagnosis
+from quantdrift.release.drawing import STYLE, save
 
-FORMATS: Final = (".svg", ".png")
 _MOST_SITES: Final = 20
 _LONGEST_NAME: Final = 40
 _NAMED, _OTHER, _LINE = "#b3261e", "#8a8f98", "#30343b"
-_STYLE: Final[Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "quantdrift",
-}
 
 
 def write(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
@@ -32,17 +25,14 @@ def write(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
         The file cannot be written.
     """
     ranked = sorted(diagnosis.one_off.items(), key=lambda entry: -entry[1])[:_MOST_SITES]
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 1.6 + 0.26 * max(len(ranked), 4)), layout="constrained")
         FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2, sharey=False)
         figure.suptitle(title)
         _restored(left, diagnosis, ranked)
         _used(right, diagnosis)
-        try:
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
-        except OSError as error:
-            raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
+        save(figure, path)
 
 
 def _restored(axis: Axes, diagnosis: Diagnosis, ranked: list[tuple[str, float]]) -> None:

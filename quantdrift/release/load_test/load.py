@@ -242,7 +242,7 @@ def load(
 def _check_files(out: File | None, picture: File | None) -> None:
     """Check that the results can be written, before what takes minutes."""
     if picture is not None:
-        from quantdrift.release.load_test.picture import check_format  # noqa: PLC0415 - matplotlib is of another extra
+        from quantdrift.release.drawing import check_format  # noqa: PLC0415 - matplotlib is of another extra
 
         check_format(Path(picture))
     if out is not None and not Path(out).resolve().parent.is_dir():

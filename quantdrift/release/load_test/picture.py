@@ -1,7 +1,6 @@
 """The picture of a load test: latency and errors over the offered load, with the knee."""
 
 from pathlib import Path
-from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -11,30 +10,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.load_test import LoadStep, LoadTest
+from quantdrift.release.drawing import STYLE, save
 
-FORMATS: Final = (".svg", ".png")
 _P50, _P95, _P99 = "#2a8a6a", "#2f6fb3", "#7a5195"
 _KNEE, _ERRORS, _LINE, _PRODUCTION = "#c77700", "#b3261e", "#8a8f98", "#30343b"
-_STYLE: Final[Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "quantdrift",
-}
-
-
-def check_format(path: Path) -> None:
-    """Check that a picture can be written in the form that the ending of its path names.
-
-    Raises
-    ------
-    OperatorError
-        It cannot.
-    """
-    if path.suffix not in FORMATS:
-        raise OperatorError(f"--picture {path}: name a file that ends in {' or '.join(FORMATS)}")
-    if not path.resolve().parent.is_dir():
-        raise OperatorError(f"--picture {path}: there is no folder {path.parent}")
 
 
 def write(test: LoadTest, path: Path) -> None:
@@ -47,7 +26,7 @@ def write(test: LoadTest, path: Path) -> None:
     """
     if not test.steps:
         raise OperatorError(f"--picture {path}: the load test ended before its first load")
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 5.6), layout="constrained")
         FigureCanvasAgg(figure)
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -56,10 +35,7 @@ def write(test: LoadTest, path: Path) -> None:
         _errors(lower, test)
         handles, labels = upper.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        try:
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
-        except OSError as error:
-            raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
+        save(figure, path)
 
 
 def _latency(axis: Axes, test: LoadTest) -> None:

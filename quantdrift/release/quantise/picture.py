@@ -1,18 +1,17 @@
 """The picture of a search: what each recipe costs, in size and in time, and how many answers of the worst slice it changes."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from quantdrift.core.errors import OperatorError
 from quantdrift.facts.quantised import CostKind, Family, Quantised, TriedRecipe
 from quantdrift.facts.words.quantised import name_of
+from quantdrift.release.drawing import STYLE, save
 
-FORMATS: Final = (".svg", ".png")
 _COLOURS: Final = {
     Family.FP32: "#30343b",
     Family.FP16: "#7a5195",
@@ -28,26 +27,6 @@ _LABELS: Final = {
     Family.BLOCKS: "weights in blocks",
 }
 _BUDGET, _LINE, _CHOSEN = "#b3261e", "#8a8f98", "#30343b"
-_STYLE: Final[Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "quantdrift",
-}
-
-
-def check_format(path: Path) -> None:
-    """Check that a picture can be written in the form that the ending of its path names.
-
-    Raises
-    ------
-    OperatorError
-        It cannot.
-    """
-    if path.suffix not in FORMATS:
-        raise OperatorError(f"--picture {path}: name a file that ends in {' or '.join(FORMATS)}")
-    if not path.resolve().parent.is_dir():
-        raise OperatorError(f"--picture {path}: there is no folder {path.parent}")
 
 
 def write(found: Quantised, path: Path) -> None:
@@ -58,7 +37,7 @@ def write(found: Quantised, path: Path) -> None:
     OperatorError
         The file cannot be written.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 4.2), layout="constrained")
         FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2, sharey=True)
@@ -72,10 +51,7 @@ def write(found: Quantised, path: Path) -> None:
         left.set_ylabel("changed answers of the worst slice, in %")
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-        try:
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
-        except OSError as error:
-            raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
+        save(figure, path)
 
 
 def _drawn(axis: Axes, found: Quantised, kind: CostKind) -> None:

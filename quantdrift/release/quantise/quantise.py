@@ -151,7 +151,7 @@ def quantise(
     if folder.exists() and any(folder.iterdir()):
         raise OperatorError(f"--out {folder} is not empty, and nothing is overwritten: name a new folder")
     if picture is not None:
-        from quantdrift.release.quantise.picture import check_format  # noqa: PLC0415 - Matplotlib only where it draws
+        from quantdrift.release.drawing import check_format  # noqa: PLC0415 - Matplotlib only where it draws
 
         check_format(Path(picture))
     source = existing(inputs, "--inputs")
