@@ -211,7 +211,8 @@ def _translate(error: Exception) -> QuantdriftError | None:
     if isinstance(driver, asyncpg.PostgresError):
         state, message = driver.sqlstate or "", driver.args[0] if driver.args else ""
         if lost or state.startswith(_PASSING_STATES):
-            return RetryError(f"Postgres reports a temporary error: {message} ({state})")
+            why = ": the address leads to a standby" if state == _READ_ONLY else ""
+            return RetryError(f"Postgres reports a temporary error: {message} ({state}){why}")
         for prefix, advice in _OPERATOR_STATES.items():
             if state.startswith(prefix):
                 return OperatorError(f"Postgres reports: {message} ({state}): {advice}")

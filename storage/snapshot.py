@@ -31,10 +31,19 @@ KNOWN_STRATA: Final = """with recursive known as (
     ) n
 )"""
 """As SQL: each start of a sidecar with its strata, one step per key along the primary key of `tally`; reading every tally would take minutes."""
+_STANDBY_AGE: Final = text(
+    r"select case when pg_is_in_recovery() then extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp())\:\:double precision end"
+)
 _STATE: Final = text(
     r"select (select fold_seq from fold) + (select coalesce(sum(fold_seq), 0)\:\:bigint from model_fold) as fold, (select max(id) from alert) as alert,"
     " (select max(seq) from audit) as audit"
 )
+
+
+async def standby_age_s(connection: AsyncConnection) -> float | None:
+    """Return how old the last change is that reached this standby; None: it is no standby, or none has reached it since it started."""
+    age_s = await connection.scalar(_STANDBY_AGE)
+    return None if age_s is None else float(age_s)
 
 
 async def in_time(

@@ -22,7 +22,7 @@ from quantdrift.facts.words import amount, first_screen
 from quantdrift.facts.words.ending import ENDS
 from quantdrift.facts.words.happened import ACTIONS, METRICS, ONSET, SINCE, happened
 from quantdrift.facts.words.incident import story_text
-from quantdrift.facts.words.losses import REASONS, lowered
+from quantdrift.facts.words.losses import REASONS, from_standby, lowered
 from quantdrift.facts.words.speed import NOT_COMPARABLE, PARTS
 from quantdrift.storage.figures.periods import Grain
 
@@ -68,6 +68,7 @@ def environment(surface: str) -> jinja2.Environment:
             story_text,
             shown,
             lowered,
+            from_standby,
         ),
         *(
             amount.amount,

@@ -14,9 +14,10 @@ from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import Serving
 from quantdrift.storage.account.account import Account, accounts
 from quantdrift.storage.fold_rows import ShardState
+from quantdrift.storage.leader import LEASE_S
 from quantdrift.storage.pauses import local_pauses
 from quantdrift.storage.serving import servings
-from quantdrift.storage.snapshot import KNOWN_STRATA
+from quantdrift.storage.snapshot import KNOWN_STRATA, standby_age_s
 
 MOST_PAUSES: Final = 5  # of single sidecars that are named: the command lists causes, not pods
 
@@ -209,11 +210,14 @@ _CONTRADICTIONS: Final = text("""
             ))
     ) group by 1
 """)
+# A standby does not have the locks of the primary: there a monitor leads that said so shortly before the standby's last change.
 _LED: Final = text("""
     select exists (
         select from pg_locks where relation = to_regclass('leader_lock') and granted
             and mode in ('ShareUpdateExclusiveLock', 'ExclusiveLock')
             and database = (select oid from pg_database where datname = current_database())
+    ) or pg_is_in_recovery() and exists (
+        select from monitor_process where seen_at > pg_last_xact_replay_timestamp() - cast(:lease as interval)
     )
 """)
 RATE_TIME: Final = timedelta(minutes=2)
@@ -388,6 +392,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         Sidecars that ever sent counts, and when the newest counts were read; None: none were stored.
     folded_at, is_led
         When the monitor last folded, None: never; and whether a monitor leads now.
+    standby_s
+        Age of the last change that reached the standby that this was read from; None: it is no standby, or that is not known.
     lag_factor
         By what the leading monitor multiplies every sampling rate because the shadow does not keep up; 1: it does.
     shards
@@ -411,6 +417,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     tallied_at: datetime | None = None
     folded_at: datetime | None = None
     is_led: bool = False
+    standby_s: float | None = None
     lag_factor: float = 1.0
     shards: tuple[ShardState, ...] = ()
     n_unsent: int = 0
@@ -457,7 +464,7 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
         )
     fold = next(iter(await _rows(connection, _FOLD)), None)
     (outbox,) = await _rows(connection, _OUTBOX)
-    is_led = bool(await connection.scalar(_LED))
+    is_led = bool(await connection.scalar(_LED, {"lease": timedelta(seconds=LEASE_S)}))
     serving: dict[str, dict[str, Serving]] = {}
     for (model, version), beside in (await servings(connection, max_share)).items():
         serving.setdefault(model, {})[version] = beside
@@ -469,6 +476,7 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
         tallied_at=max((row["at"] for row in totals), default=None),
         folded_at=fold["folded_at"] if fold else None,
         is_led=is_led,
+        standby_s=await standby_age_s(connection),
         lag_factor=fold["lag_factor"] if fold and is_led else 1.0,
         n_unsent=outbox["n"],
         unsent_since=outbox["since"],

@@ -15,7 +15,7 @@ from quantdrift.core.process.states import PartState
 from quantdrift.core.records import UNANSWERED, Loss
 from quantdrift.core.sampling.pause import Pause
 from quantdrift.core.tasks import Task
-from quantdrift.facts.words.losses import lowered
+from quantdrift.facts.words.losses import from_standby, lowered
 
 if TYPE_CHECKING:
     from quantdrift.core.stream.backlog import Waiting
@@ -162,6 +162,8 @@ def blockers(config: Config, facts: StatusFacts) -> tuple[str, ...]:
 def notes(config: Config, facts: StatusFacts) -> tuple[str, ...]:
     """Return what blocks nothing and should be known: parts that do not answer here, and contradictions."""
     lines = [*_configurations(facts)]
+    if facts.flow is not None and facts.flow.standby_s is not None:
+        lines.append(from_standby(facts.flow.standby_s))
     if facts.flow is not None and facts.flow.lag_factor < 1:
         lines.append(lowered(facts.flow.lag_factor))
     lines += [

@@ -339,6 +339,7 @@ def _as_json(config: Config, facts: StatusFacts, found: tuple[str, ...]) -> obje
                 "n_sidecars",
                 "tallied_at",
                 "folded_at",
+                "standby_s",
                 "lag_factor",
                 "shards",
                 "n_unsent",

@@ -1,9 +1,10 @@
 """What became of exchanges that were not compared: the meaning of each reason for a loss, a quarantine or a skip."""
 
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Final
 
-from quantdrift.core.notation import number
+from quantdrift.core.notation import duration, number
 
 REASONS: Final = MappingProxyType(
     {
@@ -43,6 +44,14 @@ REASONS: Final = MappingProxyType(
         "poison": "delivered too many times without being finished",
     }
 )
+
+
+def from_standby(age_s: float) -> str:
+    """Return that what is shown was read from a standby of the database, and how old the last change there is."""
+    return (
+        "what is shown was read from a standby of the database, where the last change arrived"
+        f" {duration(timedelta(seconds=age_s))} ago"
+    )
 
 
 def lowered(factor: float) -> str:

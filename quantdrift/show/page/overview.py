@@ -23,7 +23,7 @@ from quantdrift.storage.exchanges import SingleFacts, single_facts
 from quantdrift.storage.figures.figures import SliceFigures
 from quantdrift.storage.serving import servings
 from quantdrift.storage.slices.verdicts import SliceNow, Unknown, slices_now, unknown_reasons, verdict_changes
-from quantdrift.storage.snapshot import Connection, reading
+from quantdrift.storage.snapshot import Connection, reading, standby_age_s
 from quantdrift.storage.versions import VersionNow, traffic_now, versions_now
 
 _DAY: Final = timedelta(days=1)
@@ -175,6 +175,7 @@ async def overview(request: web.Request) -> web.Response:
             for model in models
         ]
         shown = next((model for model in models if shown and model.now.id == shown.now.id), None)
+        standby_s = await standby_age_s(connection)
     return render(
         request,
         "overview.html",
@@ -190,6 +191,7 @@ async def overview(request: web.Request) -> web.Response:
         query=query,
         verdict=verdict,
         now=now,
+        standby_s=standby_s,
         link=lambda **more: address("/", {"model": chosen, "verdict": verdict, "q": query} | more),
     )
 

@@ -109,7 +109,7 @@ async def write(
         progress("drawing trends" if form is Form.HTML else f"writing {path}")
         text = await asyncio.to_thread(_rendered, form, gathered, figures)
         await asyncio.to_thread(_store, path, text)
-        await record_run(
+        run_id = await record_run(
             database,
             kind=period.kind.value,
             begin=period.begin,
@@ -117,6 +117,8 @@ async def write(
             path=str(path),
             figures=msgspec.json.decode(msgspec.json.encode(figures)),
         )
+        if run_id is None:
+            progress("not recording that it was written: the database is a standby")
     return figures
 
 
