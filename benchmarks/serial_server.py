@@ -7,6 +7,7 @@ lock takes, and by how much a sleep is longer than it should be, does not add up
 import sys
 import threading
 import time
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -27,6 +28,10 @@ class SerialServer(ThreadingHTTPServer):
     def url(self) -> str:
         """Its address."""
         return f"http://127.0.0.1:{self.server_port}"
+
+    def takes(self, headers: Message) -> bool:
+        """Return whether a request with these headers is served."""
+        return bool(headers)
 
     def serve(self) -> int:
         """Wait for the turn of a request, serve it, and return the status of the answer."""
@@ -51,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a request in its turn."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(self.server.serve())
+        self.send_response(self.server.serve() if self.server.takes(self.headers) else 401)
         self.send_header("Content-Length", "0")
         self.end_headers()
 

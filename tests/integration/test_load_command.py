@@ -6,11 +6,13 @@ import itertools
 import json
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.stream.connection import Queue
 from quantdrift.release.load_test.load import LoadResult
+from tests.support.certificates import Authority
 from tests.support.commands import invoked
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
@@ -36,9 +39,13 @@ class _Server(SerialServer):
 
     def __init__(self, most_waiting: int = sys.maxsize) -> None:
         super().__init__(SERVICE_S, most_waiting)
-        self.n_served, self.status, self.most_served = 0, 200, sys.maxsize
+        self.n_served, self.status, self.most_served, self.token = 0, 200, sys.maxsize, ""
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
+
+    def takes(self, headers: Message) -> bool:
+        """Return whether a request has the token that is asked for."""
+        return not self.token or headers["Authorization"] == f"Bearer {self.token}"
 
     def serve(self) -> int:
         """Count the request, and answer it."""
@@ -189,6 +196,31 @@ def test_what_may_not_be_driven_is_not_asked(directory: Path, served: _Server) -
     away = _load(directory, free.url)
     assert away.returncode == 1
     assert "cannot be reached (try again)" in away.stderr
+
+
+def test_tls_and_a_token(directory: Path, served: _Server) -> None:
+    """The server's certificate must be of an authority that this host trusts; the token is sent, and shown nowhere."""
+    authority = Authority(directory / "authority")
+    pair = authority.sign("server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    served.socket = context.wrap_socket(served.socket, server_side=True)
+    url, served.token = served.url.replace("http", "https"), "a-token-of-the-test"
+    (directory / "token").write_text(f"{served.token}\n", encoding="utf-8")
+    short = ("load", url, "--from", "requests.jsonl", "--allow", url, "--most-requests", "250", "--json")
+    unknown = invoked(*short, directory=directory)
+    assert unknown.returncode == 2
+    assert "set shadow.ca_file to the authority that signed it" in unknown.stderr
+    with (directory / "config.toml").open("a", encoding="utf-8") as config:
+        config.write(f'[shadow]\nca_file = "{authority.file}"\n')
+    without = invoked(*short, directory=directory)
+    assert without.returncode == 2
+    assert "with 401" in without.stderr
+    assert served.n_served == 0
+    done = invoked(*short, "--token-file", "token", directory=directory)
+    assert json.loads(done.stdout)["alone"]["n"] > 0
+    assert served.n_served > 0
+    assert served.token not in done.stdout + done.stderr
 
 
 def test_an_endpoint_that_dies_ends_the_test(directory: Path, served: _Server) -> None:

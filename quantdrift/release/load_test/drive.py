@@ -8,6 +8,7 @@ It is one event loop. What it cannot send in time it sends late, and it says how
 
 import asyncio
 import random
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.process.run import Stop
+from quantdrift.core.tls import Tls
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 
 SPIN_S: Final = (
@@ -112,6 +114,8 @@ class Client:
         Those that are sent.
     headers
         Further headers of every request.
+    tls
+        Certificates for an address in `https`.
     timeout_s
         A request without an answer after so long has none.
     most_in_flight
@@ -122,6 +126,11 @@ class Client:
         The request to end.
     sent
         Called with each number of requests that were sent.
+
+    Attributes
+    ----------
+    tls_problem : str
+        Why the last handshake failed, in words; empty: none did.
     """
 
     def __init__(
@@ -131,6 +140,7 @@ class Client:
         requests: Sequence[HttpRequest],
         *,
         headers: dict[str, str],
+        tls: Tls,
         timeout_s: float,
         most_in_flight: int,
         most_errors: float,
@@ -144,11 +154,12 @@ class Client:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._most_in_flight, self._most_errors = most_in_flight, most_errors
         self._stop, self._sent = stop, sent
+        self._tls, self.tls_problem = tls, ""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls.context()),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,  # a proxy would be another target
@@ -297,6 +308,9 @@ class Client:
                 return "" if 200 <= response.status < 300 else str(response.status)
         except TimeoutError:
             return "timeout"
+        except ssl.SSLError as error:  # what aiohttp raises of a handshake is one, too
+            self.tls_problem = self._tls.in_words(error)
+            return "TLS"
         except aiohttp.ClientConnectorError:
             return "connection"
         except (aiohttp.ClientError, OSError):

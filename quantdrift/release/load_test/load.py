@@ -18,6 +18,7 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Verdict
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.text import Table
+from quantdrift.core.tls import Tls
 from quantdrift.core.whole_file import write_whole
 from quantdrift.facts.load_test import Alone, Arrival, Burst, Knee, LoadStep, LoadTest, Sustained, Traffic
 from quantdrift.facts.words.load_test import tested
@@ -219,7 +220,15 @@ def load(
             if record is not None:
                 write_traffic(Path(record), traffic)
         test = _LoadTest(
-            target, traffic, chosen, limits, headers=headers, metrics=scrape, watch=watch, stop=asked
+            target,
+            traffic,
+            chosen,
+            limits,
+            headers=headers,
+            metrics=scrape,
+            tls=Tls.of_shadow(configured.shadow),
+            watch=watch,
+            stop=asked,
         )
         found = await test.run()
         return LoadResult(load_test=found, interrupted=asked.is_set(), notes=tuple(watch.notes))
@@ -261,6 +270,7 @@ class _LoadTest:
         *,
         headers: dict[str, str],
         metrics: str,
+        tls: Tls,
         watch: Watch,
         stop: Stop,
     ) -> None:
@@ -273,13 +283,14 @@ class _LoadTest:
         self._rng = np.random.default_rng(0)
         path = parts.path.rstrip("/") and parts.path + (f"?{parts.query}" if parts.query else "")
         base = f"{parts.scheme}://{parts.netloc}"
-        self._counters = TritonCounters(base, path or recorded.requests[0].path, metrics, headers)
+        self._counters = TritonCounters(base, path or recorded.requests[0].path, metrics, headers, tls)
         self._more: Callable[[int], None] = lambda _n: None
         self._client = Client(
             base,
             path,
             recorded.requests,
             headers=headers,
+            tls=tls,
             timeout_s=limits.timeout_s,
             most_in_flight=limits.most_in_flight,
             most_errors=limits.most_errors,
@@ -362,6 +373,8 @@ class _LoadTest:
                 f"{self._target.shown} answers a recorded request ({request.method} {request.path}) with {error}: check the address, its path and the"
                 " recording"
             )
+        if error == "TLS":
+            return OperatorError(f"{self._target.shown} cannot be reached: {self._client.tls_problem}")
         what = {"timeout": "gives no answer in time", "connection": "cannot be reached"}
         return RetryError(f"{self._target.shown} {what.get(error, 'breaks off its answers')}")
 

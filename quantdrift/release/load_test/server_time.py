@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import aiohttp
 import msgspec
 
+from quantdrift.core.tls import Tls
 from quantdrift.facts.load_test import ServerTime
 
 _PATH: Final = re.compile(r"(/v2/models/([^/]+)(?:/versions/[^/]+)?)/infer(?:/|$)")
@@ -53,13 +54,17 @@ class TritonCounters:
         `http://HOST:PORT`, and the path of the requests.
     metrics
         Address of Triton's metrics; empty: the statistics extension is asked.
+    headers
+        Of requests to the target itself.
+    tls
+        Certificates for an address in `https`.
     """
 
-    def __init__(self, base: str, path: str, metrics: str, headers: dict[str, str]) -> None:
+    def __init__(self, base: str, path: str, metrics: str, headers: dict[str, str], tls: Tls) -> None:
         match = _PATH.match(path)
         self._model = unquote(match[2]) if match else ""
         self._url = metrics or (f"{base}{match[1]}/stats" if match else "")
-        self._is_metrics, self._headers = bool(metrics), headers
+        self._is_metrics, self._headers, self._tls = bool(metrics), headers, tls
 
     async def read(self) -> Counters | None:
         """Return the counters; None: there are none."""
@@ -68,7 +73,9 @@ class TritonCounters:
         headers = {} if self._is_metrics else self._headers  # the token is for the target
         try:
             async with (
-                aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False) as session,
+                aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(ssl=self._tls.context()), timeout=_TIMEOUT, trust_env=False
+                ) as session,
                 session.get(self._url, headers=headers, allow_redirects=False) as response,
             ):
                 text = await response.content.read(_MOST_BYTES)
