@@ -5,11 +5,12 @@ import errno
 import os
 
 import nats.errors
+import nats.js.errors
 import pytest
 from nats.aio.client import Client
 
 from quantdrift.core.errors import RetryError
-from quantdrift.core.stream.errors import in_words, mapped
+from quantdrift.core.stream.errors import StreamFullError, TooLargeError, in_words, mapped
 from quantdrift.core.stream.nats_client import NatsClient, within
 
 pytestmark = pytest.mark.unit
@@ -51,6 +52,17 @@ async def test_an_error_is_said_in_words(error: Exception, said: str) -> None:
 def test_headers_are_read_as_the_library_reads_them(raw: bytes) -> None:
     """Ours is only quicker."""
     assert NatsClient._parse_header_lines(raw) == Client._parse_header_lines(raw)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [("message too large", TooLargeError), ("no space left on device", StreamFullError)],
+)
+async def test_a_failure_of_the_store_is_told_apart(said: str, expected: type[Exception]) -> None:
+    """JetStream has one code for a message above 32 MiB and for a disk that is full."""
+    with pytest.raises(expected):
+        async with mapped():
+            raise nats.js.errors.APIError(code=503, err_code=10077, description=said)
 
 
 async def test_what_loses_a_cancellation_is_cancelled_again() -> None:

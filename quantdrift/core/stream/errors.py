@@ -42,10 +42,11 @@ async def mapped() -> AsyncIterator[None]:
     try:
         yield
     except nats.js.errors.APIError as error:
+        # JetStream stores no message above 32 MiB, whatever `max_payload` is; the code is that of any failure of the store.
+        if error.err_code == _TOO_LARGE or error.description == "message too large":
+            raise TooLargeError(str(error.description)) from error
         if error.err_code in _FULL:
             raise StreamFullError(f"NATS is full: {error.description}") from error
-        if error.err_code == _TOO_LARGE:
-            raise TooLargeError(str(error.description)) from error
         if error.err_code == _WRONG_LAST_SEQUENCE:
             raise ChangedError("another process has stored a newer value") from error
         raise RetryError(f"NATS answered {error.code}: {error.description}") from error
