@@ -123,7 +123,8 @@ async def test_each_role_can_do_its_work(
             assert await consumer.pending() == 0
         await shadow.ensure_exemplars()
         await shadow.publish_exemplar("tumour", "all", "random", "e1", SECRET)
-        assert [one.data async for one in kept_exemplars(shadow, payload=True)] == [SECRET]
+        for queue in (shadow, queues[NatsRole.PAGE]):
+            assert [one.data async for one in kept_exemplars(queue, payload=True)] == [SECRET]
         await KeyValue(monitor, stream, POLICY_VALID_S).put("directive", b"policy")
         await KeyValue(operator, stream, purpose=PAUSE).put(PAUSE, b"pause")
         for purpose, key, value in (("policy", "directive", b"policy"), (PAUSE, PAUSE, b"pause")):
@@ -346,11 +347,11 @@ def test_a_key_that_cannot_be_is_refused(tmp_path: Path, words: tuple[str, ...],
     assert not (tmp_path / "nats-keys").exists()
 
 
-@pytest.mark.parametrize("role", [NatsRole.MONITOR, NatsRole.OPERATOR])
-async def test_monitor_and_operator_cannot_read_what_was_captured(
+@pytest.mark.parametrize("role", [NatsRole.MONITOR, NatsRole.PAGE, NatsRole.OPERATOR])
+async def test_who_only_looks_cannot_read_what_was_captured(
     stream: Stream, tmp_path: Path, role: NatsRole
 ) -> None:
-    """They see how much waits, and cannot read a message, nor copy the stream into one that they may read."""
+    """Monitor, page and operator cannot read an exchange, nor copy the stream into one that they may read."""
     client = await nats.connect(
         stream.url,
         nkeys_seed=str(tmp_path / "nats-keys" / f"{role}.nk"),

@@ -523,7 +523,7 @@ class _UpSupervisor:
         arguments = [name, *self._arguments]
         environment = _needed(self._environment, name)
         if self._nats is not None and (name != _PAGE or self._config.web.exemplars):
-            role = NatsRole.SHADOW if name == _PAGE else NatsRole(name)  # the page reads exemplars
+            role = NatsRole.PAGE if name == _PAGE else NatsRole(name)
             environment |= nats_variables(*self._nats, role)
         if self._has_postgres and name != "sidecar":
             environment["QUANTDRIFT_DSN"] = embedded_address(

@@ -110,7 +110,7 @@ class Web(Section, frozen=True, kw_only=True):
         bool,
         about(
             "Show on the pages of incidents and learned slices what exemplars are like, WITH TEXT AND IMAGES OF CLIENTS, to everybody who "
-            "may read the page. It needs models.exemplars, and the key of a shadow at NATS."
+            "may read the page. It needs models.exemplars, and the key `page.nk` at NATS."
         ),
     ] = False
 

@@ -25,6 +25,7 @@ class NatsRole(StrEnum):
     SIDECAR = "sidecar"
     SHADOW = "shadow"
     MONITOR = "monitor"
+    PAGE = "page"
     OPERATOR = "operator"
     ADMIN = "admin"
 
@@ -40,6 +41,7 @@ PURPOSES: Final[Mapping[NatsRole, str]] = {
     NatsRole.SIDECAR: "publishes exchanges and tallies, reads policy and pause",
     NatsRole.SHADOW: "reads exchanges, copies of them and tallies, stores and reads exemplars, creates and updates their streams",
     NatsRole.MONITOR: "reads how much waits, and tallies while no shadow does; publishes the policy",
+    NatsRole.PAGE: "`quantdrift web` with web.exemplars: reads exemplars",
     NatsRole.OPERATOR: "people and commands: status, pause and resume",
     NatsRole.ADMIN: "`quantdrift setup nats --apply`: creates streams and buckets",
 }
@@ -102,6 +104,15 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
                     *_reading(tallies),
                     *read_buckets,
                     buckets[0],
+                ),
+                subscribe=own,
+            )
+        case NatsRole.PAGE:
+            return Rights(
+                publish=(
+                    f"{_API}.STREAM.INFO.{exemplar}",
+                    *_reading(exemplar),
+                    f"{_API}.CONSUMER.DELETE.{exemplar}.*",
                 ),
                 subscribe=own,
             )

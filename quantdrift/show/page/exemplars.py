@@ -42,7 +42,7 @@ class PageExemplars:
     Parameters
     ----------
     stream
-        With the key of a shadow.
+        With the key of the page.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -65,7 +65,7 @@ class PageExemplars:
     async def _read(
         self, model: str, slices: Sequence[str], version: str, kind: ExemplarKind
     ) -> ShownExemplars:
-        queue = await Queue.connect(self._stream, client_name="quantdrift page", role=NatsRole.SHADOW)
+        queue = await Queue.connect(self._stream, client_name="quantdrift page", role=NatsRole.PAGE)
         try:
             kept = [
                 exemplar
