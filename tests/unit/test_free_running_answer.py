@@ -294,6 +294,7 @@ class _Slow:
 
     longest = None
     width = 0
+    media = ()
     end_ids = ()
     artefact = LinearRuntime(WEIGHT, BIAS).artefact
     provenance = LinearRuntime(WEIGHT, BIAS).provenance

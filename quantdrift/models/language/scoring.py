@@ -15,6 +15,7 @@ import numpy.typing as npt
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.said_tokens import SaidTokens
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerRequest
+from quantdrift.models.language.media import has_media
 from quantdrift.models.tensors.arrays import Array
 
 SCORES: Final = "scores"
@@ -82,6 +83,11 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_ended: bool | None = None
     temperature: float | None = None
     free_answer: FreeAnswerRequest | None = None
+
+    @property
+    def has_media(self) -> bool:
+        """Whether a message has a part that is not text: then tokens alone do not say what the model read."""
+        return has_media(self.messages)
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +193,9 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
         Whether that end token was not served: it is appended to get its probability, and removed from the scores.
     temperature
         At which the tokens were drawn; None if they were not, or that is not known.
+    chat
+        The request whose messages and answer are to be sent as texts, because its prompt is more than tokens; `prompt` and `served` are
+        then empty, and the scores are those of the whole answer without its end.
     """
 
     prompt: tuple[int, ...]
@@ -194,10 +203,11 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     is_ended: bool = False
     is_added: bool = False
     temperature: float | None = None
+    chat: ScoringRequest | None = None
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of prompt and answer."""
+        """Tokens of prompt and answer, as far as they are known."""
         return len(self.prompt) + len(self.served)
 
 

@@ -8,8 +8,10 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.config.schema import Medium
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.models.language.media import media_problem
 from quantdrift.models.language.scoring import (
     _OBJECT,
     ANSWER,
@@ -57,6 +59,11 @@ class LanguageModel(Protocol):
     @property
     def width(self) -> int:
         """Length of the vector of a prompt; 0: the model shows none."""
+        ...
+
+    @property
+    def media(self) -> tuple[Medium, ...]:
+        """What it reads besides text."""
         ...
 
     @property
@@ -203,6 +210,8 @@ class ScoringRuntime:
 
     def row(self, request: ScoringRequest) -> TokenRow | None:
         """Return the tokens of a request; None if there is nothing to score. Errors as of `LanguageModel`."""
+        if request.has_media:
+            return self._media_row(request)
         served = request.served_ids
         if served is None and request.served:
             served = self._served_ids(request.served)
@@ -226,6 +235,12 @@ class ScoringRuntime:
         if request.is_ended and ends and len(scored) < room:
             return msgspec.structs.replace(row, served=(*scored, ends[0]), is_ended=True, is_added=True)
         return row
+
+    def _media_row(self, request: ScoringRequest) -> TokenRow | None:
+        """Return the row of a chat with more than text; None without the text that was generated."""
+        if problem := media_problem(request.messages, self.language.media):
+            raise replay_error(problem)
+        return TokenRow(prompt=(), served=(), chat=request) if request.served else None
 
     def _prompt_row(self, request: ScoringRequest) -> TokenRow | None:
         """Return a row that scores any token after a prompt; None if the prompt cannot be rebuilt, or leaves no room."""
@@ -293,6 +308,8 @@ class ScoringRuntime:
 
 def _finished(row: TokenRow, scores: Scores) -> Scores:
     """Return the scores of the served tokens, with the end's probability separated from those of earlier positions."""
+    if row.chat is not None:
+        return scores
     n_scored = len(row.served) - row.is_added
     scores = msgspec.structs.replace(scores, n_read=row.n_tokens)
     if len(scores.ends):

@@ -133,6 +133,7 @@ class TransformersLanguage:
         self._model: Any = model.eval().requires_grad_(requires_grad=False).to(self._device)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.longest = _longest(model.config)
+        self.media = ()
         self._spellings: dict[int, bytes] = {}
         self.end_ids: tuple[int, ...] = ()
         self.n_computed = 0
