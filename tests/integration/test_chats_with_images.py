@@ -161,6 +161,33 @@ def test_what_a_client_did_not_count_is_counted_by_the_reference(
     assert "image processors differ" in outcome.detail
 
 
+def test_a_text_with_other_tokens_than_were_served_is_not_measured(
+    told: RuntimeRequest, reference: VllmLike
+) -> None:
+    """As without an image; a template that renders a prompt otherwise once it is answered is refused."""
+    status, answer = reference.answer(CHAT, asked(20, return_token_ids=True))
+    assert status == 200
+    answer["choices"][0]["token_ids"][3:5] = [7, 8, 9]
+    (found,) = replayed(told, exchange(CHAT, asked(20), answer))
+    assert (found.divergences.detail["measure"].tolist(), found.divergences.detail["n_scored"][0]) == (
+        ["none"],
+        12,
+    )
+    template = TEMPLATE.replace(
+        "{{ message['role'] }}", "{{ message['role'] }}{{ '!' if messages[-1]['role'] == 'assistant' }}"
+    )
+    runtime = open_reference(told)
+    question = asked(20)
+    reference.template = template
+    (outcome,) = compare_batch(
+        [prepared(exchange(CHAT, question, {**answer, "usage": None}), told.model, runtime)], most_items=9
+    )
+    reference.template = TEMPLATE
+    runtime.close()
+    assert isinstance(outcome, QuarantineError)
+    assert "renders a prompt otherwise" in outcome.detail
+
+
 @pytest.mark.parametrize(
     ("part", "taken", "why"),
     [

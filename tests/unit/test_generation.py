@@ -391,3 +391,36 @@ def test_sides_of_another_number_of_answers_are_refused() -> None:
         GenerationComparator(Generation()).compare(
             {SCORES: objects([one, one]), ANSWER: answers}, {SCORES: objects([one])}
         )
+
+
+FORCED = Answer(
+    text="said", finish_reason="stop", wants_json=False, has_grammar=True, forced=(True, False, True)
+)
+
+
+def test_positions_without_a_choice_are_left_out() -> None:
+    """Of divergence and first choices; without the knowledge of them every position counts, and it is said that there was a grammar."""
+    reference = msgspec.structs.replace(scores_of(P, SERVED), copy=scores_of(Q, SERVED))
+    unlike = msgspec.structs.replace(FORCED, forced=(False, True, True))
+    unknown = msgspec.structs.replace(FORCED, forced=None)
+    left, one, whole = (told(compared(None, reference, each)) for each in (FORCED, unlike, unknown))
+    assert (left["n_forced"], left["grammar"], whole["n_forced"], whole["grammar"]) == (2, True, None, True)
+    assert left["divergence"] == pytest.approx(0.0, abs=1e-12)
+    assert one["divergence"] == pytest.approx(rel_entr(np.exp(P[0]), np.exp(Q[0])).sum())
+    assert whole["divergence"] > one["divergence"] / 3
+    assert left["changed_tokens"] == 0.0
+    assert counts_of(left["divergence_bins"]).total() == 1
+    nothing = told(compared(None, reference, msgspec.structs.replace(FORCED, forced=(True,) * 3)))
+    assert math.isnan(nothing["divergence"])
+    assert math.isnan(nothing["flip"])
+    assert nothing["n_forced"] == 3
+
+
+def test_what_a_grammar_left_is_told_of_the_scored_tokens_alone() -> None:
+    """Tokens of another text than the reference read may have had another choice."""
+    reference = scores_of(P, SERVED)
+    spelt = msgspec.structs.replace(FORCED, forced_tokens=reference.tokens)
+    other = msgspec.structs.replace(FORCED, forced_tokens=tuple(b"-" for _ in reference.tokens))
+    short = msgspec.structs.replace(FORCED, forced=(True,))
+    found = [told(compared(None, reference, each))["n_forced"] for each in (spelt, other, short)]
+    assert found == [2, None, None]

@@ -29,6 +29,7 @@ from quantdrift.models.language.request_options import (
 )
 from quantdrift.models.language.scoring import (
     ANSWER,
+    NOT_FORCED,
     PROMPT,
     REQUEST,
     SCORES,
@@ -134,8 +135,12 @@ def _read_exchange(
         raise QuarantineError(QuarantineReason.MEDIA, problem)
     answers = _answers(parts)
     served_scores = [_scores(parts, index) for index in range(len(answers))]
-    # Under a grammar served log-probabilities are not those of the model.
-    scores = [None] * len(served_scores) if has_grammar(parts.options) else served_scores
+    scores = served_scores
+    if has_grammar(parts.options):  # served log-probabilities are not those of the model
+        scores = [None] * len(served_scores)
+        answers = [
+            _under_grammar(answer, served) for answer, served in zip(answers, served_scores, strict=True)
+        ]
     requests = [
         msgspec.structs.replace(
             _scoring_request(parts, index, tokens, answer), ask_replica=has_replica and of_candidate is None
@@ -328,6 +333,7 @@ def _scores(parts: _ExchangeParts, index: int) -> Scores | None:
     listed = [token for row in top_tokens for token in row if token]
     named = ids is not None and all(token.startswith(_NAMED) for token in listed or tokens)
     # A filter that removes a token hides the model's value at this position; elsewhere a softmax is never zero.
+    forced = _forced(logprobs, top_logprobs) if has_grammar(parts.options) else NOT_FORCED
     hidden = (logprobs <= _LEAST) | (top_logprobs <= _LEAST).any(axis=1)
     logprobs = np.where(hidden, np.nan, logprobs)
     top_logprobs = np.where(hidden[:, np.newaxis], np.nan, top_logprobs)
@@ -343,6 +349,31 @@ def _scores(parts: _ExchangeParts, index: int) -> Scores | None:
         if named
         else np.full(top_logprobs.shape, -1, dtype=np.int64),
         top_logprobs=top_logprobs,
+        forced=forced,
+    )
+
+
+def _forced(logprobs: Array, top_logprobs: Array) -> Array:
+    """Return at which positions a grammar left no other token : (tokens,); empty if the lists do not show it.
+
+    A server that reports what the grammar left gives all removed tokens of a list `_LEAST`. One whose lists never show a removed
+    token may report the model's own probabilities. Without lists of two tokens a certain model looks like one without a choice.
+    """
+    if top_logprobs.shape[1] < 2 or not (top_logprobs <= _LEAST).any():
+        certain = logprobs == 0.0
+        return NOT_FORCED if top_logprobs.shape[1] >= 2 or certain.any() else certain
+    return np.asarray((top_logprobs > _LEAST).sum(axis=1) <= 1)
+
+
+def _under_grammar(answer: Answer, served: Scores | None) -> Answer:
+    """Return an answer with what its served log-probabilities show of the grammar."""
+    if served is None or len(served.forced) != len(served.logprobs):
+        return msgspec.structs.replace(answer, has_grammar=True)
+    return msgspec.structs.replace(
+        answer,
+        has_grammar=True,
+        forced=tuple(served.forced.tolist()),
+        forced_tokens=() if served.ids else served.tokens,
     )
 
 

@@ -25,6 +25,8 @@ PROMPT: Final = "prompt"
 _OBJECT: Final = np.dtype(object)
 UNKNOWN: Final = np.empty(0)
 UNKNOWN.flags.writeable = False
+NOT_FORCED: Final = np.empty(0, dtype=np.bool_)
+NOT_FORCED.flags.writeable = False
 NO_VECTOR: Final = np.empty(0, dtype=np.float32)
 NO_VECTOR.flags.writeable = False
 EMBEDDING: Final = "prompt_state"
@@ -114,6 +116,8 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
         the candidate went on; NaN where unknown. Empty if the model's end tokens are unknown.
     end_p
         The probability of ending where the candidate ended; NaN if the candidate did not end itself, or it is unknown.
+    forced
+        (tokens,), bool: in scores that were served under a grammar, whether it left no other token. Empty: there was none, or it is not known.
     unlikely
         (tokens,), how far each is among the least likely ones, from all log-probabilities
         (`quantdrift.models.language.unlikely`). Empty: only the listed ones are known.
@@ -137,6 +141,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     ends: npt.NDArray[np.float64] = UNKNOWN
     ends_upper: npt.NDArray[np.float64] = UNKNOWN
     end_p: float = math.nan
+    forced: npt.NDArray[np.bool_] = NOT_FORCED
     unlikely: npt.NDArray[np.float64] = UNKNOWN
     vector: npt.NDArray[np.float32] = NO_VECTOR
     copy: "Scores | None" = None

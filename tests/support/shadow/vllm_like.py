@@ -66,6 +66,7 @@ class VllmLike:
         self._max_model_len = max_model_len
         self._end_id = tokenizer.eos_token_id if end_id is None and tokenizer else end_id
         self._eyes = eyes
+        self._shown: dict[bytes, range] = {}
         self._seen: list[torch.Tensor] = []  # a vector for each token above the vocabulary
         self.fails: list[int] = []
         self.asked: list[tuple[str, Any]] = []
@@ -84,6 +85,15 @@ class VllmLike:
             **({"/tokenize": self._tokenized} if self._takes_prompt_logprobs else {}),
         }
         return answers[path](asked) if path in answers else (404, {"detail": "Not Found"})
+
+    @property
+    def template(self) -> str:
+        """The chat template."""
+        return str(self._tokenizer.chat_template)
+
+    @template.setter
+    def template(self, template: str) -> None:
+        self._tokenizer.chat_template = template
 
     def _models(self, _: Mapping[str, Any]) -> tuple[int, Any]:
         return 200, {"data": [{"id": self._name, "max_model_len": self._max_model_len, "root": "/there"}]}
@@ -129,13 +139,19 @@ class VllmLike:
         ids = self._prompt({**asked, "messages": messages}, special=False)
         (mark,) = self._tokenizer("<pad>", add_special_tokens=False)["input_ids"]
         for image in images:
+            place = ids.index(mark)
+            ids[place : place + 1] = self._ids_of(image)
+        return ids
+
+    def _ids_of(self, image: bytes) -> range:
+        """Return the tokens that stand for an image, the same each time."""
+        if image not in self._shown:
             assert self._eyes is not None
             vectors = self._eyes(image)
             first = len(self._tokenizer) + len(self._seen)
             self._seen += list(vectors)
-            place = ids.index(mark)
-            ids[place : place + 1] = range(first, first + len(vectors))
-        return ids
+            self._shown[image] = range(first, first + len(vectors))
+        return self._shown[image]
 
     def _read(self, ids: Sequence[int]) -> dict[str, torch.Tensor]:
         """Return what the model reads for these tokens."""

@@ -84,12 +84,7 @@ class _Completion(msgspec.Struct):
     choices: list[_Choice]
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-
-
 class _Chat(msgspec.Struct):
-    usage: _Usage = msgspec.field(default_factory=_Usage)
     prompt_logprobs: list[dict[str, _Likely] | None] | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -235,34 +230,41 @@ class OpenAILanguage:
         """Return the scores of an answer to messages that are sent as they were."""
         chat = self._asked_chat(question_of(request, is_answered=True))
         # Asked for last: what the server has just read is cheap to read again.
-        n_prompt = self._asked_chat(
-            question_of(request, is_answered=False), is_scored=False
-        ).usage.prompt_tokens
-        n_of_candidate = request.n_prompt_tokens or len(request.prompt_ids or ()) or n_prompt
-        answer, served = chat.ids[n_prompt:], request.served_ids
-        # The text of a message has no end token.
-        is_other = served is not None and answer not in (served, served[:-1])
-        if n_prompt != n_of_candidate or not answer or is_other:
+        prompt = self._asked_chat(question_of(request, is_answered=False), is_scored=False).ids
+        n_of_candidate = request.n_prompt_tokens or len(request.prompt_ids or prompt)
+        if len(prompt) != n_of_candidate:
             raise replay_error(
-                f"the candidate made {n_of_candidate} tokens of the prompt, the reference makes {n_prompt}"
-                f"{', and other tokens of the answer' if is_other else ''}: their tokenizers, chat templates or image processors differ"
+                f"the candidate made {n_of_candidate} tokens of the prompt, the reference makes {len(prompt)}: their tokenizers, chat"
+                " templates or image processors differ"
             )
+        if chat.ids[: len(prompt)] != prompt:
+            raise replay_error("the chat template renders a prompt otherwise where its answer follows")
+        # Its text, so it has no end token, and may have other tokens than were served: then the comparator says so.
+        answer = chat.ids[len(prompt) :]
         answer = (answer[:-1] if request.is_cut else answer)[: self._most]
         if not answer:
             return NO_SCORES
         row = TokenRow(prompt=(), served=answer, temperature=request.temperature)
-        scores = self._of_prompt(row, (chat.prompt_logprobs or ())[n_prompt : n_prompt + len(answer)])
+        begin = len(prompt)
+        scores = self._of_prompt(row, (chat.prompt_logprobs or ())[begin : begin + len(answer)])
         return msgspec.structs.replace(scores, n_read=len(chat.ids))
 
     def _asked_chat(self, question: Mapping[str, Any], *, is_scored: bool = True) -> _Chat:
         """Return what the server says of a chat, of which it generates no more than it must."""
-        body = {**question, "model": self._server.name, "max_tokens": 1, "temperature": 0}
-        if not is_scored:
-            return self._server.ask("POST", "/v1/chat/completions", _Chat, body)
-        body |= {"prompt_logprobs": self._top, "return_token_ids": True}
+        body = {
+            **question,
+            "model": self._server.name,
+            "max_tokens": 1,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        if is_scored:
+            body["prompt_logprobs"] = self._top
         chat = self._server.ask("POST", "/v1/chat/completions", _Chat, body)
-        if chat.prompt_token_ids is None or len(chat.prompt_logprobs or ()) != len(chat.prompt_token_ids):
-            raise unreadable("no tokens of the chat, or not the log-probabilities of each")
+        if chat.prompt_token_ids is None:
+            raise unreadable("no tokens of the chat")
+        if is_scored and len(chat.prompt_logprobs or ()) != len(chat.ids):
+            raise unreadable("not the log-probabilities of each token of the chat")
         return chat
 
     def _tokens(self, question: Mapping[str, Any]) -> tuple[int, ...]:
