@@ -41,7 +41,7 @@ from quantdrift.models.runtimes.registry import RuntimeRequest
 from quantdrift.models.runtimes.remote.protocol import Refusal, RefusedError
 from quantdrift.models.runtimes.text.chat_question import probe_question, question_of
 from quantdrift.models.runtimes.text.openai_server import OpenAIServer, unreadable
-from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
+from quantdrift.models.runtimes.text.scoring_runtime import Question, ScoringRuntime
 from quantdrift.models.tensors.arrays import Array, TensorSpec
 
 _PROBE: Final = (0, 0)
@@ -174,6 +174,9 @@ class OpenAILanguage:
             It is unreachable.
         """
         return self._answers.answer(request, answer_request)
+
+    def answers(self, questions: Sequence[Question], within_s: float) -> None:
+        """Return None: each answer has a request of its own."""
 
     def close(self) -> None:
         """Close the connections."""

@@ -1,7 +1,9 @@
 """The runtime that scores served tokens with a language model."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
@@ -32,6 +34,14 @@ from quantdrift.models.runtimes.registry import RuntimeRequest
 from quantdrift.models.tensors.arrays import Array, TensorSpec
 
 _CLOCK: Final = SystemClock()
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for a free-running answer, and what returns the tokens of its prompt."""
+
+    request: ScoringRequest
+    answer_request: FreeAnswerRequest
+    prompt: Callable[[], tuple[int, ...]]
 
 
 class LanguageModel(Protocol):
@@ -91,6 +101,10 @@ class LanguageModel(Protocol):
         within_s: float,
     ) -> FreeAnswer:
         """Return a free-running answer to the tokens that `prompt` returns; it is late if it takes longer than `within_s`."""
+        ...
+
+    def answers(self, questions: Sequence[Question], within_s: float) -> list[FreeAnswer] | None:
+        """Return the answers to questions with the same options; None: ask for one at a time."""
         ...
 
     def close(self) -> None:
@@ -188,23 +202,34 @@ class ScoringRuntime:
         A failed answer loses no scores, and all of them together take no longer than `models.generation.own_s`.
         """
         until_s = self._clock.monotonic_s() + self._free_answer_s
-        with_answers = []
-        for request, of_request in zip(requests, scores, strict=True):
-            if request.free_answer is None:
-                with_answers.append(of_request)
-                continue
-            left_s = until_s - self._clock.monotonic_s()
-            answer = self._free_answer(request, request.free_answer, left_s)
-            with_answers.append(msgspec.structs.replace(of_request, free_answer=answer))
+        with_answers = list(scores)
+        for numbers in _alike(requests).values():
+            answers = self._free_answers([requests[number] for number in numbers], until_s)
+            for number, answer in zip(numbers, answers, strict=True):
+                with_answers[number] = msgspec.structs.replace(scores[number], free_answer=answer)
         return with_answers
 
-    def _free_answer(
-        self, request: ScoringRequest, answer_request: FreeAnswerRequest, within_s: float
-    ) -> FreeAnswer:
+    def _free_answers(self, requests: Sequence[ScoringRequest], until_s: float) -> list[FreeAnswer]:
+        """Return the answers to requests with the same options: together, if the model can and no request is bad."""
+        questions = [
+            Question(
+                request=request, answer_request=request.free_answer, prompt=partial(self._prompt, request)
+            )
+            for request in requests
+            if request.free_answer is not None
+        ]
+        left_s = until_s - self._clock.monotonic_s()
+        if len(questions) > 1 and left_s > 0:
+            with contextlib.suppress(QuarantineError, RetryError):
+                if (answers := self.language.answers(questions, left_s)) is not None:
+                    return answers
+        return [self._free_answer(question, until_s - self._clock.monotonic_s()) for question in questions]
+
+    def _free_answer(self, question: Question, within_s: float) -> FreeAnswer:
         if within_s <= 0:
             return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         try:
-            return self.language.answer(request, answer_request, lambda: self._prompt(request), within_s)
+            return self.language.answer(question.request, question.answer_request, question.prompt, within_s)
         except (QuarantineError, RetryError):
             return FreeAnswer(outcome=FreeAnswerOutcome.FAILED)
 
@@ -304,6 +329,18 @@ class ScoringRuntime:
                 "tokenizers or chat templates differ. Give both the same, or have clients set `return_token_ids`"
             )
         return prompt
+
+
+def _alike(requests: Sequence[ScoringRequest]) -> dict[bytes, list[int]]:
+    """Return the places of the requests for free-running answers, by what their answers are generated with."""
+    places: dict[bytes, list[int]] = {}
+    for place, request in enumerate(requests):
+        if (asked := request.free_answer) is not None:
+            key = msgspec.json.encode(
+                (sorted(asked.options.items()), asked.max_tokens, asked.is_capped, bool(request.tools))
+            )
+            places.setdefault(key, []).append(place)
+    return places
 
 
 def _finished(row: TokenRow, scores: Scores) -> Scores:
