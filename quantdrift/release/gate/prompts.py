@@ -26,6 +26,7 @@ from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.text import visible
 from quantdrift.drift.evidence.observations import IntArray
 from quantdrift.models.comparators.protocol import Comparator
+from quantdrift.models.comparators.text.validity import repeats_itself
 from quantdrift.models.language.answer import Answer
 from quantdrift.models.language.free_running_answer import (
     FreeAnswer,
@@ -355,11 +356,19 @@ def generated_answers(
         progress(len(step))
         if not said:
             continue
+        # Of an answer that repeats itself the reference's own says whether a sound model would, too.
+        own = dict(zip(step, asked, strict=True))
+        requests = [
+            msgspec.structs.replace(request, free_answer=own[row].free_answer)
+            if repeats_itself(answer.text, answer.finish_reason)
+            else request
+            for row, (request, answer) in said.items()
+        ]
         answers = objects([answer for _, answer in said.values()])
         inputs = {
             PROMPT: objects([""] * len(said)),
             ANSWER: objects([answer.text for _, answer in said.values()]),
-            REQUEST: objects([request for request, _ in said.values()]),
+            REQUEST: objects(requests),
         }
         try:
             scores = reference.run(inputs)[SCORES]

@@ -28,7 +28,7 @@ Two tokens are equally likely if ln p differs by at most `tie`. `divergence` is 
   log-probabilities, for a greedy answer, some served token is not;
 - tool calls, or requested JSON, are another value than in the reference's own answer (`free_answer`), where the request is repeatable:
   it decides in place of the tokens;
-- requested JSON, or a tool call, is not valid, or an answer was cut off while still empty;
+- requested JSON, or a tool call, is not valid, or an answer was cut off while still empty, or repeated itself until it was cut off;
 - the candidate's log-probabilities are above zero, or it returned nothing at all.
 
 It is 0 only if something decided: the answer had to be greedy, or the candidate's most likely token is known at nine tenths of
@@ -39,7 +39,7 @@ those alone counted, every such answer that counts would have flipped, whatever 
 - `changed_tokens` = share of the positions at which the candidate's most likely token is known, or had to be served, and is not one
   of the reference's most likely ones; `divergence_median`, `divergence_p99` and `divergence_max` are quantiles of the divergence over the positions, and
   `divergence_bins` is its histogram, which can be added up over answers (`quantdrift.core.token_histogram`).
-- `broken` is 1 where the answer is not valid as JSON or a tool call, cut off while empty, not finite, or another value than the
+- `broken` is 1 where the answer is not valid as JSON or a tool call, cut off while empty, repeats itself, not finite, or another value than the
   reference's; 0 where anything was scored or checked.
 
 - `unlikely` = mean of how far a sampled token is among the least likely ones of the reference (`quantdrift.models.language.unlikely`),
@@ -82,7 +82,7 @@ from quantdrift.core.config.schema import Generation
 from quantdrift.core.token_histogram import histogram
 from quantdrift.models.comparators.protocol import Divergences, Flags, Values
 from quantdrift.models.comparators.text.free_answer import changed_structure, compare_free_answers
-from quantdrift.models.comparators.text.validity import calls_valid, is_broken, json_valid
+from quantdrift.models.comparators.text.validity import calls_valid, is_broken, is_stuck, json_valid
 from quantdrift.models.language.answer import Answer
 from quantdrift.models.language.scoring import ANSWER, NO_SCORES, SCORES, Scores
 from quantdrift.models.language.unlikely import is_drawn, unlikely_tokens
@@ -208,7 +208,10 @@ class GenerationComparator:
         over_cells = {name: mean(values, has_logprob) + undefined for name, values in cells.figures.items()}
         with_logprobs = ~np.isnan(over_cells["kl"])
         divergence = np.where(with_logprobs, over_cells["kl"], np.where(greedy, lags, np.nan))
-        broken = np.array([is_broken(answer) for answer in answers])
+        stuck = [
+            is_stuck(answer, of.free_answer) for answer, of in zip(answers, reference_scores, strict=True)
+        ]
+        broken = np.array([is_broken(answer) for answer in answers]) | stuck
         changed = np.bincount(owner, decided, n_items) > 0
         n_free = np.bincount(owner, is_free, n_items)
         known_top = (n_free > 0) & (np.bincount(owner, has_top, n_items) >= _MOST * n_free)
@@ -241,8 +244,7 @@ class GenerationComparator:
             np.where(greedy[owner], lag, np.nan),
         )
         with np.errstate(over="ignore", invalid="ignore"):
-            ratio = np.exp(mean(q.logprobs[0] - p.logprobs[0], has_logprob) + undefined)
-            perplexity = np.exp(nll)
+            ratio, perplexity = np.exp([mean(q.logprobs[0] - p.logprobs[0], has_logprob) + undefined, nll])
         ranks = np.concatenate([*(score.ranks for score in reference_scores), np.empty(0)])
         return Divergences(
             flip=flip,
@@ -270,6 +272,7 @@ class GenerationComparator:
                 "rank_max": largest_of_items(ranks, owner, n_items) + undefined,
                 "rank_mean": mean(ranks, ~np.isnan(ranks)) + undefined,
                 "regret": lags,
+                "repeats": _column(is_so or None for is_so in stuck),
                 "same_top1": mean(same.astype(np.float64), has_top) + undefined,
                 "tool_calls_valid": _column(calls_valid(answer) for answer in answers),
                 "top1_share": mean(likeliest.astype(np.float64)) + undefined,
