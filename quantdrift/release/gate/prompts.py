@@ -133,6 +133,7 @@ def open_language_candidate(request: RuntimeRequest, where: str) -> ReferenceRun
         model=known.model if known else "",
         token_file=known.token_file if known else "",
         timeout_s=request.reference.timeout_s,
+        media=request.reference.media if is_server else (),
     )
     generation = msgspec.structs.replace(request.model.generation, own_s=_LONGEST_S)
     model = msgspec.structs.replace(request.model, generation=generation)
