@@ -40,6 +40,7 @@ class QuarantineReason(StrEnum):
     SUBJECT = "subject"  # it says another model than the subject that it was published to
     LIMITS = "limits"  # a text, number of parts, shape or weight is beyond what any sidecar sends
     SCHEMA = "schema"  # tensor names, types or shapes do not match the reference
+    MEDIA = "media"  # a message has images, audio or the like that the reference does not read
     OUTPUT = "output"  # the candidate's output cannot be compared with the reference's
     REPLAY = "replay"  # the reference fails on this input every time
     TOO_LATE = "too_late"  # captured so long ago that its partition is gone

@@ -285,7 +285,7 @@ BUILT_IN: Final = (
         SignalPlugin(
             detail="broken",
             things="answers",
-            verb="are broken: empty, not in the form that was asked for, or with another value",
+            verb="are broken: empty, repetitive, not in the form that was asked for, or with another value",
         ),
     ),
     _share(

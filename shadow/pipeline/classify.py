@@ -79,6 +79,7 @@ def classify(
                 exchange,
                 version_reference.model.generation,
                 has_replica=version_reference.has_replica(exchange.version),
+                media=version_reference.reference.media,
             )
         else:
             openai = exchange.protocol == Protocol.OPENAI_EMBEDDINGS

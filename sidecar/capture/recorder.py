@@ -278,7 +278,9 @@ class Recorder:
         )
         protocol = heads.route.protocol
         reply = self._decoders[protocol].response(heads.response, content, query, asked.wire)
-        attributes = asked.attributes | self._text_attributes.of_answer(protocol, reply.outputs)
+        attributes = asked.attributes | self._text_attributes.of_answer(
+            protocol, model.task, () if reply.pairs else reply.outputs
+        )
         cost.check()
         group = self._group(heads.request)
         policy = self._policy_of(meta.epoch)

@@ -15,6 +15,7 @@ from quantdrift.core.config.schema import Capture
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import GENERATED, Protocol, Tensor, TextAttribute
 from quantdrift.core.slices import TEXT
+from quantdrift.core.tasks import Task
 from quantdrift.models.language.request_options import json_asked, object_of
 from quantdrift.sidecar.capture.attributes import KeyedHash
 from quantdrift.sidecar.protocols.decoder import DecodedRequest
@@ -58,7 +59,7 @@ class TextAttributes:
 
     def of_request(self, protocol: str, query: DecodedRequest) -> dict[str, str]:
         """Return what the request says."""
-        if not self._wanted or protocol not in _PROTOCOLS:
+        if not self._wanted or not (query.text or protocol in _PROTOCOLS):
             return {}
         document = query.text or query.document
         messages = _messages(document)
@@ -88,9 +89,9 @@ class TextAttributes:
             values[TextAttribute.REASONING] = "on" if _asks_to_reason(query.parameters) else "off"
         return self._kept(values)
 
-    def of_answer(self, protocol: str, outputs: Iterable[Tensor]) -> dict[str, str]:
+    def of_answer(self, protocol: str, task: Task, outputs: Iterable[Tensor]) -> dict[str, str]:
         """Return what the answer says; where both say something, the answer knows better."""
-        if not self._wanted or protocol not in _PROTOCOLS:
+        if not self._wanted or not (task is Task.GENERATION or protocol in _PROTOCOLS):
             return {}
         values: dict[TextAttribute, str] = {}
         for tensor in outputs:

@@ -54,6 +54,16 @@ def pack_strings(strings: Iterable[bytes]) -> bytes:
     return bytes(data)
 
 
+def unpack_strings(data: bytes) -> list[bytes]:
+    """Return the strings in the content of a tensor of BYTES, which must have been checked."""
+    strings, position = list[bytes](), 0
+    while position < len(data):
+        begin = position + _LENGTH.size
+        position = begin + _LENGTH.unpack_from(data, position)[0]
+        strings.append(data[begin:position])
+    return strings
+
+
 def refuse_sequence(parameters: Mapping[str, Any]) -> None:
     """Raise `sequence` if a request is a step of a stateful sequence, which cannot be replayed alone."""
     if parameters.get("sequence_id"):  # 0 and the empty string stand for none

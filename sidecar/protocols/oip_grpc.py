@@ -2,7 +2,8 @@
 
 Tensors are typed (`contents`) or bytes (`raw_*_contents`, in the order of the tensors), never both. A sampled
 stream is one exchange: its requests are concatenated along their first dimension, like a batch. Where that is impossible, as for token ids of
-texts of different lengths, each request with its response is an exchange.
+texts of different lengths, each request with its response is an exchange. Requests to a model with `task = "generation"` are recorded as
+completions; a decoupled model answers each with several responses, whose texts are joined.
 """
 
 import struct
@@ -15,7 +16,13 @@ from google.protobuf.message import DecodeError, Message
 
 from quantdrift.core import open_inference_pb2 as wire_format
 from quantdrift.core.records import Loss, Tensor
+from quantdrift.core.tasks import Task
 from quantdrift.core.tensors import DTYPES
+from quantdrift.sidecar.protocols.chats.generate import (
+    TextRequest,
+    request_of_tensors,
+    response_of_tensors,
+)
 from quantdrift.sidecar.protocols.content import (
     check_content,
     check_shape,
@@ -165,12 +172,15 @@ class RequestStream(DecodedRequest, frozen=True, kw_only=True):
         The inputs of each request.
     is_joined
         Whether the requests are concatenated.
+    texts
+        What each request asks for, if the model generates text; else empty.
     """
 
     ids: tuple[str, ...]
     n_rows: tuple[int, ...]
     parts: tuple[tuple[Tensor, ...], ...]
     is_joined: bool
+    texts: tuple[TextRequest, ...] = ()
 
 
 class _Budget:
@@ -204,17 +214,21 @@ class OipGrpc:
             `sequence`: one step of a stateful sequence cannot be replayed alone. `too_large`: above a limit.
         """
         (message,) = _parse(wire_format.InferRequest, _one(read_messages(head, body, wire.max_bytes)))
-        return _query(message, _Budget(wire))
+        query = _query(message, _Budget(wire))
+        return _text_query(query) if _is_text(query, wire) else query
 
     def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response; errors as for a request, and `error_status`."""
         refuse_error(head)
         (message,) = _parse(wire_format.InferResponse, _one(read_messages(head, body, wire.max_bytes)))
-        return _reply(message, _Budget(wire))
+        reply = _reply(message, _Budget(wire))
+        if isinstance(query, TextRequest):
+            return response_of_tensors([reply.outputs], query, wire, reply.version)
+        return reply
 
 
 class OipGrpcStream:
-    """Decoder of `ModelStreamInfer`, where each request of the stream has one response."""
+    """Decoder of `ModelStreamInfer`, where each request of the stream has one response, or several with the pieces of a text."""
 
     def request(self, head: Head, body: bytes, wire: WireContext) -> RequestStream:
         """Return the requests.
@@ -233,6 +247,8 @@ class OipGrpcStream:
         common = first.model, first.version, first.parameters
         if any((item.model, item.version, item.parameters) != common for item in queries):
             raise LostError(Loss.UNPAIRED, "requests of one stream differ in their model or parameters")
+        if _is_text(first, wire):
+            return _text_stream(queries, [message.id for message in stream])
         n_rows = tuple(_n_rows(item.inputs) for item in queries)
         parts = tuple(item.inputs for item in queries)
         is_joined = len(queries) == 1 or (0 not in n_rows and _fit(parts))
@@ -263,6 +279,8 @@ class OipGrpcStream:
         if any(item.error_message for item in stream):
             raise LostError(Loss.ERROR_STATUS, "a request of the stream failed")
         answers = [item.infer_response for item in stream if not _is_final_marker(item.infer_response)]
+        if query.texts:
+            return _text_reply(answers, query, wire)
         if len(answers) != len(query.ids):
             raise LostError(Loss.UNPAIRED, f"{len(answers)} responses to {len(query.ids)} requests")
         budget = _Budget(wire)
@@ -281,6 +299,84 @@ class OipGrpcStream:
             return DecodedResponse(version=versions.pop(), outputs=_joined(outputs))
         pairs = (Pair(inputs=given, outputs=made) for given, made in zip(query.parts, outputs, strict=True))
         return DecodedResponse(version=versions.pop(), outputs=outputs[0], pairs=tuple(pairs))
+
+
+def _is_text(query: DecodedRequest, wire: WireContext) -> bool:
+    model = wire.models.get(query.model, wire.model)
+    return model is not None and model.task is Task.GENERATION
+
+
+def _text_query(query: DecodedRequest) -> TextRequest:
+    asked = request_of_tensors(query.inputs, query.parameters)
+    return msgspec.structs.replace(asked, document=query.document, model=query.model, version=query.version)
+
+
+def _text_stream(queries: Sequence[DecodedRequest], ids: Sequence[str]) -> RequestStream:
+    """Return the requests for texts; what is known of all alike is that of the only one."""
+    first = queries[0]
+    texts = tuple(map(_text_query, queries))
+    is_one = len(texts) == 1
+    return RequestStream(
+        inputs=texts[0].inputs,
+        parts=tuple(item.inputs for item in texts),
+        is_joined=False,
+        parameters=texts[0].parameters if is_one else first.parameters,
+        document=first.document if is_one else {},
+        text=texts[0].text if is_one else {},
+        model=first.model,
+        version=first.version,
+        ids=tuple(ids),
+        n_rows=(1,) * len(texts),
+        texts=texts,
+    )
+
+
+def _text_reply(
+    answers: Sequence[wire_format.InferResponse], query: RequestStream, wire: WireContext
+) -> DecodedResponse:
+    """Return the texts of a stream, each joined from the responses to its request."""
+    if len(versions := {message.model_version for message in answers}) > 1:
+        raise LostError(Loss.UNPAIRED, "several versions answered one stream")
+    budget = _Budget(wire)
+    replies = [
+        response_of_tensors(
+            [_reply(message, budget).outputs for message in pieces], asked, wire, "".join(versions)
+        )
+        for pieces, asked in zip(_by_request(answers, query.ids), query.texts, strict=True)
+    ]
+    if len(replies) == 1:
+        return replies[0]
+    pairs = (
+        Pair(inputs=asked, outputs=reply.outputs) for asked, reply in zip(query.parts, replies, strict=True)
+    )
+    return msgspec.structs.replace(replies[0], pairs=tuple(pairs))
+
+
+def _by_request(
+    answers: Sequence[wire_format.InferResponse], ids: Sequence[str]
+) -> list[list[wire_format.InferResponse]]:
+    """Return the responses to each request, of which each has one at least.
+
+    They are matched by id if each request has its own. Without ids they are those of the only request, or one to each in their order.
+    """
+    if len(ids) == 1:
+        groups = [list(answers)]
+    elif len(set(ids)) == len(ids) and "" not in ids:
+        by_id: dict[str, list[wire_format.InferResponse]] = {name: [] for name in ids}
+        for message in answers:
+            if message.id not in by_id:
+                raise LostError(Loss.UNPAIRED, "the ids of responses do not match those of requests")
+            by_id[message.id].append(message)
+        groups = list(by_id.values())
+    elif len(answers) == len(ids):
+        groups = [[message] for message in answers]
+    else:
+        raise LostError(
+            Loss.UNPAIRED, f"{len(answers)} responses to {len(ids)} requests without ids of their own"
+        )
+    if not all(groups):
+        raise LostError(Loss.UNPAIRED, "a request without a response")
+    return groups
 
 
 def refuse_error(head: Head) -> None:

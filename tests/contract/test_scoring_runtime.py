@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -312,3 +313,21 @@ def test_an_end_that_is_no_token_is_refused_at_the_start(told: RuntimeRequest) -
     model = msgspec.structs.replace(told.model, generation=generation)
     with pytest.raises(OperatorError, match=r"end_ids.*99999"):
         open_reference(msgspec.structs.replace(told, model=model))
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0, "stop": ["the"]}])
+def test_answers_that_are_generated_together_are_those_of_each_alone(
+    language_folder: Path, options: dict[str, Any]
+) -> None:
+    """Greedy ones of prompts of all lengths, that end at different places."""
+    from tests.support.shadow.language_models import opening
+
+    own = FreeAnswerRequest(max_tokens=24, is_capped=False, options=options, seed=1)
+    words = ["what", "drifts", "when", "the", "relay", "forwards", "bytes", "of", "a", "slice"]
+    asked = [ScoringRequest(prompt=" ".join(words[: n + 1]), free_answer=own) for n in (4, 0, 8, 2, 6, 1)]
+    runtime = open_reference(opening(language_folder))
+    together = [of.free_answer for of in scored(runtime, *asked)]
+    alone = [scored(runtime, one)[0].free_answer for one in asked]
+    runtime.close()
+    assert together == alone
+    assert len({answer.n_tokens for answer in alone if answer is not None}) > 1

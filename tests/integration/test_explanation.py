@@ -22,6 +22,7 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.alerts.evidence import Evidence, EvidenceItem
 from quantdrift.storage.database import Database
+from quantdrift.storage.figures.grammar import grammar_tokens
 from quantdrift.storage.figures.tokens import token_quantiles
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
@@ -276,6 +277,18 @@ async def test_which_divergence_answers_of_a_language_model_have_is_said(
         assert of_tokens.median == of_tokens.p999 == pytest.approx(1e-6 * 10 ** (36.5 / 6))
         assert of_tokens.tokens % 7 == 0 < of_tokens.tokens <= 35_000
         assert await token_quantiles(connection, version, slice_id, before, before) is None
+        # A third of the answers has no grammar, and of another third it is not known where it left no choice.
+        await record.execute(
+            """
+            update comparison set detail = case ascii(exchange_id::text) % 3 when 0 then '{"n_scored": 9}' when 1 then '{"n_scored": 9, "grammar": true}'
+                else '{"n_scored": 8, "grammar": true, "n_forced": 3}' end::jsonb
+            """
+        )
+        under = await grammar_tokens(connection, version, slice_id, from_us(0), before)
+        assert under is not None
+        assert 0 < under.known < under.answers
+        assert (under.forced, under.scored) == (3 * under.known, 8 * under.known)
+        assert await grammar_tokens(connection, version, slice_id, before, before) is None
         assert (
             await measure_of_text(connection, version, MEASURES[Task.RANKING], before)
             is MEASURES[Task.RANKING]

@@ -141,6 +141,45 @@ def test_a_candidate_that_generates_is_asked_for_broken_answers_and_unlikely_tok
     assert of_law[0] in {4, 5}
 
 
+def test_a_candidate_that_repeats_itself_is_broken_where_the_reference_does_not(
+    folder: Path, tmp_path: Path
+) -> None:
+    """It says eight letters in a circle until the limit. The reference, asked the same, ends otherwise; as its own candidate it is sound."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from examples.generation.make import save
+    from tests.support.shadow.language_models import loaded
+
+    model, _ = loaded(folder / "reference")
+    circle = torch.arange(67, 75)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        said = torch.nn.functional.normalize(model.get_input_embeddings().weight[circle], dim=1)
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[circle.roll(-1)] = 40 * said
+    save(folder / "circle", model, AutoTokenizer.from_pretrained(folder / "reference"))
+    long = folder / "long.toml"
+    long.write_text(CONFIG.replace("own_tokens = 8", "own_tokens = 230"), encoding="utf-8")
+    lines = [
+        {"topic": "law", "prompt": WORDS[at], "answer": " by", "options": {"temperature": 1.0}}
+        for at in (0, 5, 9, 14, 20, 26)
+    ]
+    given = f"--inputs={_written(tmp_path / 'rec.jsonl', lines)}"
+    found = {}
+    for candidate in ("circle", "bf16"):
+        done = _gate(folder, candidate, given, "--generate=6", "--json", f"--config={long}")
+        record = json.loads(done.stdout)
+        found[candidate] = {
+            each["question"]: each for each in record["slices"] if each["slice"] == "topic=law"
+        }["broken-answers"]
+    assert (found["circle"]["n"], found["bf16"]["n"]) == (6, 6)
+    assert found["circle"]["mean"] == 1.0
+    assert found["bf16"]["mean"] == 0.0
+
+
 def test_a_candidate_at_a_server_is_judged(
     folder: Path, fp32: VllmLike, int8: VllmLike, tmp_path: Path
 ) -> None:

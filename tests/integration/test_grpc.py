@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -20,13 +21,15 @@ from tritonclient.utils import InferenceServerException
 from quantdrift.core.config import Config, SamplingOptions
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Loss, Protocol, Tensor
+from quantdrift.core.tasks import Task
+from quantdrift.models.language.from_exchange import scoring_inputs
 from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.relay.connection import QUIET_S, Relay
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.grpc_backend import Doubling, running_grpc
-from tests.support.sidecar.raw_exchanges import recorded_by
+from tests.support.sidecar.raw_exchanges import all_recorded_by, recorded_by
 from tests.support.sidecar.relay_process import sidecar, wait
 from tests.support.sidecar.relay_rig import DEADLINE_S, Bench, Taken, rig, until
 
@@ -263,6 +266,57 @@ async def test_a_stream_that_cannot_be_paired_is_lost_and_counted(
     with pytest.raises(LostError) as caught:
         recorded(bench.taken[0])
     assert caught.value.loss is loss
+
+
+@pytest.mark.parametrize(
+    ("ids", "loss"), [(("a",), None), (("",), None), (("a", "b"), None), (("", ""), Loss.UNPAIRED)]
+)
+async def test_the_pieces_of_a_text_are_one_answer(
+    server: tuple[Doubling, int], ids: tuple[str, ...], loss: Loss | None
+) -> None:
+    """A decoupled model sends a response for each piece, of several requests in turns: their ids tell them apart."""
+    texts = ["größe drifts here", "the relay forwards all bytes"][: len(ids)]
+    options = np.array([b'{"temperature": "0", "max_tokens": 8}'], dtype=np.object_)
+
+    def ask(port: int) -> list[Any]:
+        got: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            client.start_stream(lambda result, error: got.put((result, error)))
+            for identifier, text in zip(ids, texts, strict=True):
+                inputs = [
+                    asked("text_input", "BYTES", np.array([text.encode()], dtype=np.object_)),
+                    asked("sampling_parameters", "BYTES", options),
+                ]
+                client.async_stream_infer("story", inputs, request_id=identifier)
+            client.stop_stream()
+        answers = [got.get_nowait() for _ in range(got.qsize())]
+        assert all(error is None for _, error in answers)
+        return [result.get_response() for result, _ in answers]
+
+    bench = Bench()
+    async with rig(bench, server[1]) as at:
+        relayed = await asyncio.to_thread(ask, at.port)
+        direct = await asyncio.to_thread(ask, server[1])
+        await until(lambda: bool(bench.taken))
+    assert relayed == direct
+    assert len(relayed) > len(ids) + 2
+    config = msgspec.structs.replace(CONFIG, models=(Model(name="story", task=Task.GENERATION),))
+    recorder = Recorder(LiveConfig.of(config), ORIGIN)
+    taken = bench.taken[0]
+    if loss is not None:
+        with pytest.raises(LostError) as caught:
+            all_recorded_by(recorder, taken.meta, taken.request, taken.response)
+        assert caught.value.loss is loss
+        return
+    exchanges = all_recorded_by(recorder, taken.meta, taken.request, taken.response)
+    found = []
+    for exchange in exchanges:
+        inputs, candidate = scoring_inputs(exchange)
+        (request,), (answer,) = inputs["request"].tolist(), candidate["answer"].tolist()
+        assert answer.is_greedy
+        found.append((request.prompt, request.served))
+    assert found == [(text, " ".join(word.upper() for word in text.split())) for text in texts]
+    assert len({exchange.id for exchange in exchanges}) == len(ids)
 
 
 async def test_an_error_is_the_servers_and_is_counted_as_one(server: tuple[Doubling, int]) -> None:

@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from quantdrift.core.records import Exchange, Protocol
+from quantdrift.models.language.from_exchange import scoring_inputs
 from tests.servers.oip_clients import ask_grpc, grpc_input, serialised
 from tests.servers.passage import MARK, Passage, passage
 from tests.servers.server import Server
@@ -28,7 +29,12 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 def way(triton: Server, tmp_path_factory: pytest.TempPathFactory, nats_url: str) -> Iterator[Passage]:
     """Return a relay before Triton's gRPC port."""
     directory = tmp_path_factory.mktemp("relay")
-    models = [{"name": "linear"}, {"name": "words"}, {"name": "steps"}]
+    models = [
+        {"name": "linear"},
+        {"name": "words"},
+        {"name": "steps"},
+        {"name": "story", "task": "generation"},
+    ]
     with passage(directory, triton.grpc_port, nats_url, models) as made:
         yield made
 
@@ -195,6 +201,28 @@ def test_a_stream_with_many_answers_to_a_request_passes_and_is_counted(way: Pass
     direct, relayed = ([serialised(answer.get_response()) for answer in answers] for answers in seen)
     assert relayed == direct
     wait(lambda: way.lost("unpaired") == before + 1, "it is counted")
+
+
+def test_the_pieces_of_a_text_are_one_answer(way: Passage, mark: str) -> None:
+    """A decoupled model of text: each text of a stream is an exchange with all that was said to it."""
+    texts = ["what drifts here", "one", "the relay forwards bytes"]
+    requests = [[grpc_input("text_input", "BYTES", np.array([t.encode()], dtype=np.object_))] for t in texts]
+    n = sum(len(text.split()) for text in texts) + len(texts)
+    direct, relayed = (
+        stream(port, mark, "story", requests, n, enable_empty_final_response=True)
+        for port in (way.direct, way.port)
+    )
+    for number in map(str, range(len(texts))):
+        of_direct, of_relayed = (
+            [serialised(one.get_response()) for one in answers if one.get_response().id == number]
+            for answers in (direct, relayed)
+        )
+        assert of_relayed == of_direct
+    answered = {}
+    for exchange in way.captured(mark, len(texts)):
+        inputs, candidate = scoring_inputs(exchange)
+        answered[inputs["prompt"][0]] = candidate["answer"][0].text
+    assert answered == {text: text.upper() for text in texts}
 
 
 def test_a_refusal_passes_and_is_counted(way: Passage, mark: str) -> None:

@@ -354,6 +354,20 @@ def test_what_blocks_nothing_is_noted() -> None:
     assert notes(CONFIG, _facts()) == ()
 
 
+def test_images_that_no_reference_reads_are_said() -> None:
+    """Also where most of a model's exchanges are texts; where they are images it is what blocks the model, and said once."""
+    media = {"quarantined": {"media": _step(3)}, "details": {"media": "parts that are not text (image_url)"}}
+    (noted,) = notes(CONFIG, _facts(flow=_flow(_wines(**media))))
+    assert noted == (
+        "3 exchanges of model `wines` in the last 1h had more than text in their messages, and were not compared: parts that are not"
+        " text (image_url)"
+    )
+    assert blockers(CONFIG, _facts(flow=_flow(_wines(**media)))) == ()
+    facts = _facts(flow=_flow(_wines(compared=FlowStep(), **media)))
+    assert notes(CONFIG, facts) == ()
+    assert "3 of 3 exchanges of model `wines` could not be compared" in blockers(CONFIG, facts)[0]
+
+
 @pytest.mark.parametrize(
     ("digests", "changes", "said"),
     [

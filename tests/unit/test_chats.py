@@ -92,7 +92,7 @@ def test_a_conversation_of_responses_is_a_conversation_of_a_chat() -> None:
 
 
 def test_a_conversation_of_messages_is_a_conversation_of_a_chat() -> None:
-    """Blocks of tools become calls and messages of a tool; images stay, so that the shadow says that it cannot replay them."""
+    """Blocks of tools become calls and messages of a tool; what is no image with content stays as it is."""
     query = ask(
         MESSAGES,
         {
@@ -129,6 +129,51 @@ def test_a_conversation_of_messages_is_a_conversation_of_a_chat() -> None:
         {"role": "assistant", "content": None, "reasoning_content": "a tool", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "rain"},
         {"role": "user", "content": [{"type": "image", "source": {}}, {"type": "text", "text": "and?"}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "asked"),
+    [
+        (
+            MESSAGES,
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "which?"},
+                            {
+                                "type": "image",
+                                "source": {"type": "base64", "media_type": "image/jpeg", "data": "/9j/AA=="},
+                            },
+                        ],
+                    }
+                ]
+            },
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": "which?", "images": ["/9j/AA=="]}]}),
+        (
+            RESPONSES,
+            {
+                "input": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "input_text", "text": "which?"},
+                            {"type": "input_image", "image_url": "data:image/jpeg;base64,/9j/AA=="},
+                        ],
+                    }
+                ]
+            },
+        ),
+    ],
+)
+def test_an_image_has_one_form(decoder: Any, asked: dict[str, Any]) -> None:
+    """That of a chat, with its content: so a reference at a server can be sent it."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,/9j/AA=="}}
+    assert messages_of(ask(decoder, {"model": "m", **asked})) == [
+        {"role": "user", "content": [{"type": "text", "text": "which?"}, image]}
     ]
 
 

@@ -24,7 +24,7 @@ from quantdrift.models.language.free_running_answer import (
 from quantdrift.models.language.scoring import SCORES, Scores, ScoringRequest, TokenRow, objects
 from quantdrift.models.runtimes.linear import LinearRuntime
 from quantdrift.models.runtimes.registry import RuntimeRequest
-from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
+from quantdrift.models.runtimes.text.scoring_runtime import Question, ScoringRuntime
 from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.shadow.replay.replay import ReplayResult
 from tests.support.shadow.onnx_models import BIAS, WEIGHT
@@ -294,6 +294,7 @@ class _Slow:
 
     longest = None
     width = 0
+    media = ()
     end_ids = ()
     artefact = LinearRuntime(WEIGHT, BIAS).artefact
     provenance = LinearRuntime(WEIGHT, BIAS).provenance
@@ -321,6 +322,9 @@ class _Slow:
         self.within.append(within_s)
         self.clock.advance(4.0)
         return _own()
+
+    def answers(self, questions: Sequence[Question], within_s: float) -> None:
+        """Answer one at a time."""
 
     def close(self) -> None:
         """Hold nothing."""

@@ -319,3 +319,40 @@ def test_messages_of_a_tool_are_kept_as_they_are() -> None:
     """The template wants them."""
     said = [*SAID, {"role": "tool", "tool_call_id": "1", "content": json.dumps({"x": 1})}]
     assert of_chat(chat(), messages=said)[0].messages == tuple(said)
+
+
+def listed(*positions: list[float]) -> dict[str, Any]:
+    """Return the log-probabilities of a chat, the served token's first, as vLLM lists them."""
+    content = [
+        {
+            "token": f"t{n}",
+            "logprob": values[0],
+            "top_logprobs": [{"token": f"t{n}{k or ''}", "logprob": value} for k, value in enumerate(values)],
+        }
+        for n, values in enumerate(positions)
+    ]
+    return chat("t0t1t2"[: 2 * len(positions)], logprobs={"content": content})
+
+
+JSON = {"response_format": {"type": "json_object"}, "logprobs": True}
+
+
+@pytest.mark.parametrize(
+    ("answered", "forced"),
+    [
+        (listed([0.0, -9999.0], [-0.5, -1.0], [-0.1, -9999.0]), (True, False, True)),
+        (listed([-0.5, -1.0], [-0.7, -0.9]), None),  # it may list what the grammar removed
+        (listed([0.0], [-0.5]), None),  # a certain model looks like this, too
+        (listed([-0.2], [-0.5]), (False, False)),
+        (chat("yes"), None),
+    ],
+)
+def test_lists_show_where_a_grammar_left_no_choice(
+    answered: dict[str, Any], forced: tuple[bool, ...] | None
+) -> None:
+    """Only where they show removed tokens. They are no scores of the model, so they are used for nothing else."""
+    _, answer, scores = of_chat(answered, **JSON)
+    assert (answer.has_grammar, answer.forced, scores) == (True, forced, None)
+    _, free, served = of_chat(answered)
+    assert (free.has_grammar, free.forced, free.forced_tokens) == (False, None, ())
+    assert (served is None) == ("logprobs" not in answered["choices"][0])

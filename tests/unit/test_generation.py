@@ -1,6 +1,7 @@
 """What is said of generated text."""
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.token_histogram import counts_of
 from quantdrift.models.comparators.text.generation import GenerationComparator
 from quantdrift.models.language.answer import Answer, ToolCall
+from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome
 from quantdrift.models.language.scoring import ANSWER, NO_SCORES, SCORES, Scores, objects
 from tests.support.shadow.score_streams import compared, scores_of, told
 
@@ -391,3 +393,90 @@ def test_sides_of_another_number_of_answers_are_refused() -> None:
         GenerationComparator(Generation()).compare(
             {SCORES: objects([one, one]), ANSWER: answers}, {SCORES: objects([one])}
         )
+
+
+FORCED = Answer(
+    text="said", finish_reason="stop", wants_json=False, has_grammar=True, forced=(True, False, True)
+)
+
+
+def test_positions_without_a_choice_are_left_out() -> None:
+    """Of divergence and first choices; without the knowledge of them every position counts, and it is said that there was a grammar."""
+    reference = msgspec.structs.replace(scores_of(P, SERVED), copy=scores_of(Q, SERVED))
+    unlike = msgspec.structs.replace(FORCED, forced=(False, True, True))
+    unknown = msgspec.structs.replace(FORCED, forced=None)
+    left, one, whole = (told(compared(None, reference, each)) for each in (FORCED, unlike, unknown))
+    assert (left["n_forced"], left["grammar"], whole["n_forced"], whole["grammar"]) == (2, True, None, True)
+    assert left["divergence"] == pytest.approx(0.0, abs=1e-12)
+    assert one["divergence"] == pytest.approx(rel_entr(np.exp(P[0]), np.exp(Q[0])).sum())
+    assert whole["divergence"] > one["divergence"] / 3
+    assert left["changed_tokens"] == 0.0
+    assert counts_of(left["divergence_bins"]).total() == 1
+    nothing = told(compared(None, reference, msgspec.structs.replace(FORCED, forced=(True,) * 3)))
+    assert math.isnan(nothing["divergence"])
+    assert math.isnan(nothing["flip"])
+    assert nothing["n_forced"] == 3
+
+
+def test_what_a_grammar_left_is_told_of_the_scored_tokens_alone() -> None:
+    """Tokens of another text than the reference read may have had another choice."""
+    reference = scores_of(P, SERVED)
+    spelt = msgspec.structs.replace(FORCED, forced_tokens=reference.tokens)
+    other = msgspec.structs.replace(FORCED, forced_tokens=tuple(b"-" for _ in reference.tokens))
+    short = msgspec.structs.replace(FORCED, forced=(True,))
+    found = [told(compared(None, reference, each))["n_forced"] for each in (spelt, other, short)]
+    assert found == [2, None, None]
+
+
+CUT: dict[str, Any] = {"finish_reason": "length", "max_tokens": 9}
+PIECE = "the same piece, "
+
+
+@pytest.mark.parametrize(
+    ("text", "finish_reason", "repeats"),
+    [
+        (PIECE * 30, "length", True),
+        ("Once there was a fox. " * 2 + PIECE * 20, "length", True),
+        ("-" * 9_000, "length", True),
+        (PIECE * 30, "stop", False),  # it was asked to, and ended
+        (PIECE * 5, "length", False),  # too short to tell
+        ("Once there was a fox, and it was quick. " * 9 + PIECE * 3, "length", False),
+        (PIECE * 30 + "no more", "length", False),
+        ("".join(f"{n}, " for n in range(300)), "length", False),
+    ],
+)
+def test_an_answer_that_only_repeats_one_piece_until_its_limit_is_broken(
+    text: str, finish_reason: str, *, repeats: bool
+) -> None:
+    """The second half of it four times the same; a list that goes on is none."""
+    answer = Answer(text=text, finish_reason=finish_reason, temperature=1.0)
+    found = told(compared(None, scores_of(P, SERVED), answer))
+    assert found["broken"] == float(repeats)
+    assert found["repeats"] == (repeats or None)
+
+
+@pytest.mark.parametrize(
+    ("is_repeatable", "own", "broken"),
+    [
+        (True, None, 0.0),  # a sound small model does so, too
+        (True, FreeAnswer(outcome=FreeAnswerOutcome.DONE, text="a fox", finish_reason="stop"), 1.0),
+        (True, FreeAnswer(outcome=FreeAnswerOutcome.DONE, text=PIECE * 99, **CUT), 0.0),
+        (False, FreeAnswer(outcome=FreeAnswerOutcome.DONE, text=PIECE * 99, **CUT), 0.0),
+        (False, FreeAnswer(outcome=FreeAnswerOutcome.DONE, text="a fox", **CUT), 1.0),
+        (False, FreeAnswer(outcome=FreeAnswerOutcome.DONE, text="a", finish_reason="length", max_tokens=8), 0.0),
+        (False, FreeAnswer(outcome=FreeAnswerOutcome.LATE), 1.0),
+    ],
+)  # fmt: skip
+def test_what_the_reference_repeats_too_is_not_broken(
+    own: FreeAnswer | None, broken: float, *, is_repeatable: bool
+) -> None:
+    """Its own answer to the same request decides; without one nothing is said of an answer that was not drawn."""
+    answer = Answer(
+        text=PIECE * 30,
+        n_tokens=9,
+        finish_reason="length",
+        is_repeatable=is_repeatable,
+        is_greedy=is_repeatable,
+    )
+    scores = msgspec.structs.replace(scores_of(P, SERVED), free_answer=own)
+    assert told(compared(None, scores, answer))["broken"] == broken

@@ -18,6 +18,8 @@ from quantdrift.core.open_inference_pb2 import (
 )
 from quantdrift.core.open_inference_pb2 import Tensor as WireTensor
 from quantdrift.core.records import Loss, Tensor
+from quantdrift.core.tasks import Task
+from quantdrift.sidecar.protocols.content import pack_strings
 from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head
@@ -444,3 +446,57 @@ def test_a_request_of_a_stream_that_fails_makes_it_an_error() -> None:
 def test_a_stream_without_requests_is_none() -> None:
     """A client may open one and close it."""
     assert loss_of(OipGrpcStream().request, head(), b"", WireContext(max_bytes=LIMIT)) is Loss.DECODE
+
+
+STORY = WireContext(max_bytes=LIMIT, models={"story": Model(name="story", task=Task.GENERATION)})
+
+
+def text_of(name: str, *texts: str) -> tuple[WireTensor, bytes]:
+    """Return a tensor of texts, and its content."""
+    return WireTensor(name=name, datatype="BYTES", shape=[len(texts)]), pack_strings(map(str.encode, texts))
+
+
+def told(*inputs: tuple[WireTensor, bytes]) -> InferRequest:
+    """Return a request to a model that generates text."""
+    return request(
+        model_name="story",
+        inputs=[tensor for tensor, _ in inputs],
+        raw_input_contents=[content for _, content in inputs],
+    )
+
+
+def test_one_response_to_a_text_is_its_answer() -> None:
+    """Without the prompt, which a server may repeat; options are tensors, or JSON in one of them."""
+    tokens = WireTensor(name="max_tokens", datatype="INT32", shape=[1, 1])
+    asked = told(
+        text_of("text_input", "a fox"),
+        text_of("sampling_parameters", '{"temperature": "0.5", "stop": ["."], "user": "u"}'),
+        (tokens, struct.pack("<i", 9)),
+    )
+    decoder = OipGrpc()
+    query = decoder.request(ended(), prefixed(asked.SerializeToString()), STORY)
+    assert query.parameters == {"max_tokens": 9, "stop": ["."], "temperature": 0.5}
+    outputs = [text_of("text_output", "a fox says"), text_of("finish_reason", "length")]
+    answered = response(
+        outputs=[tensor for tensor, _ in outputs], raw_output_contents=[content for _, content in outputs]
+    )
+    reply = decoder.response(ended(grpc_status="0"), prefixed(answered.SerializeToString()), query, STORY)
+    found = {tensor.name: tensor.data for tensor in reply.outputs}
+    assert (found["text"], found["finish_reason"]) == (pack_strings([b" says"]), pack_strings([b"length"]))
+    assert reply.version == "7"
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [text_of("prompt", "a")],
+        [text_of("text_input", "a", "b")],
+        [text_of("text_input", "a"), text_of("image", "iVBO")],
+        [text_of("text_input", "a"), text_of("sampling_parameters", "[1]")],
+    ],
+)
+def test_what_is_not_one_text_is_lost(inputs: list[tuple[WireTensor, bytes]]) -> None:
+    """It could not be replayed."""
+    with pytest.raises(LostError) as caught:
+        OipGrpc().request(ended(), prefixed(told(*inputs).SerializeToString()), STORY)
+    assert caught.value.loss is Loss.DECODE

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import QuarantineReason
 from quantdrift.core.notation import count_of, listed, number, percent
 from quantdrift.core.process.states import PartState
 from quantdrift.core.records import UNANSWERED, Loss
@@ -180,6 +181,12 @@ def notes(config: Config, facts: StatusFacts) -> tuple[str, ...]:
     lines += _undecoded(facts)
     flows = facts.flow.models if facts.flow is not None else {}
     lines += [
+        line
+        for model in config.models
+        if model.name in flows
+        for line in _unread_media(flows[model.name], facts)
+    ]
+    lines += [
         f"figures of model `{model.name}` may mislead: {contradiction}"
         for model in config.models
         if model.name in flows
@@ -197,6 +204,18 @@ def _undecoded(facts: StatusFacts) -> Iterator[str]:
         yield (
             f"{count_of(n_unknown, 'POST request')} ({percent(share)}) since the start of the sidecar at {port.address} had paths that no"
             " protocol of capture.protocols decodes: they are not watched. Compare with the paths that your clients request"
+        )
+
+
+def _unread_media(model: "ModelFlow", facts: StatusFacts) -> Iterator[str]:
+    """Yield how many exchanges had images or the like that the reference does not read, where they do not block the model."""
+    reason = QuarantineReason.MEDIA.value
+    step = model.quarantined.get(reason)
+    if step is not None and step.recent and not _is_set_aside(model):
+        yield (
+            f"{count_of(step.recent, 'exchange')} of model `{model.model}` in the last {facts.span} had more than text in"
+            f" {'its' if step.recent == 1 else 'their'} messages, and {'was' if step.recent == 1 else 'were'} not compared:"
+            f" {model.details.get(reason, '')}"
         )
 
 
@@ -621,14 +640,20 @@ def _compared(model: "ModelFlow", task: Task) -> Iterator[str]:
             f"{model.n_unmeasured:,} of {count_of(model.n_items, 'answer')} of model `{model.model}` could not be measured:"
             f" {_UNMEASURED[task is Task.GENERATION]}"
         )
-    quarantined = {reason: step.recent for reason, step in model.quarantined.items() if step.recent}
-    n = sum(quarantined.values())
-    if n and n >= _MUCH * (n + model.compared.recent):
+    if _is_set_aside(model):
+        quarantined = {reason: step.recent for reason, step in model.quarantined.items()}
+        n = sum(quarantined.values())
         reason = max(quarantined, key=lambda name: quarantined[name])
         yield (
             f"{n:,} of {count_of(n + model.compared.recent, 'exchange')} of model `{model.model}` could not be compared,"
             f" most of them because of `{reason}`: {model.details.get(reason, '')}"
         )
+
+
+def _is_set_aside(model: "ModelFlow") -> bool:
+    """Return whether so many exchanges are quarantined that it blocks the model."""
+    n = sum(step.recent for step in model.quarantined.values())
+    return n > 0 and n >= _MUCH * (n + model.compared.recent)
 
 
 def _shards(facts: StatusFacts) -> Iterator[str]:

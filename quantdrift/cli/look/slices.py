@@ -16,7 +16,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.text import columns
 from quantdrift.facts.figures import shown
 from quantdrift.facts.status import said
-from quantdrift.facts.words.tokens import of_tokens
+from quantdrift.facts.words.tokens import of_grammar, of_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from quantdrift.monitor.baselines.signal_view import SelfNoise, SignalView
     from quantdrift.monitor.discovery.round import Round, VersionSearch
     from quantdrift.storage.figures.figures import SliceFigures
+    from quantdrift.storage.figures.grammar import GrammarTokens
     from quantdrift.storage.fold.discovery_log import StatusChange
     from quantdrift.storage.slices.slice_list import ListedSlice
 
@@ -150,7 +151,7 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     listed = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, noise, alert, link, figures, measure, tokens = asyncio.run(
+    signals, history, noise, alert, link, figures, measure, tokens, grammar = asyncio.run(
         _more(config, secrets, listed)
     )
     unit = measure.unit
@@ -159,6 +160,8 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
         more |= {"figures": figures, "divergence_is": measure.name}
         if tokens:
             more["divergence_of_tokens"] = tokens
+        if grammar:
+            more["grammar"] = grammar
         emit(msgspec.structs.asdict(listed) | more)
     else:
         click.echo(
@@ -168,6 +171,11 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
                     *_size_lines(figures),
                     *([f"  divergence {measure.name}"] if measure.measured_by_divergence else []),
                     *([f"  tokens     {of_tokens(tokens)}, last day"] if tokens else []),
+                    *(
+                        [f"  grammar    {of_grammar(**msgspec.structs.asdict(grammar))}, last day"]
+                        if grammar
+                        else []
+                    ),
                     *([f"  live page  {link}"] if link else []),
                     *_history_lines(history),
                     *signal_lines(signals, verdict=listed.verdict, unit=unit),
@@ -251,8 +259,9 @@ async def _more(
     SliceFigures | None,
     Measure,
     TokenQuantiles | None,
+    GrammarTokens | None,
 ]:
-    """Return the signals of a slice, its history, its noise, its alert's text, its address on the live page, its last day, what its divergence is, and that of its tokens."""
+    """Return the signals of a slice, its history, its noise, its alert's text, its address on the live page, its last day, what its divergence is, that of its tokens, and those of a grammar."""
     from datetime import timedelta
 
     from quantdrift.core.clock import SystemClock
@@ -262,6 +271,7 @@ async def _more(
     from quantdrift.storage.alerts.alerts import lately_replaced
     from quantdrift.storage.database import Database
     from quantdrift.storage.figures.figures import last_day, versions
+    from quantdrift.storage.figures.grammar import grammar_tokens
     from quantdrift.storage.figures.tokens import token_quantiles
     from quantdrift.storage.fold.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.noise import floors_of
@@ -290,19 +300,20 @@ async def _more(
             ]
         )
         link = slice_page(config, rows[0].model_version_id, listed.id) if rows and listed.id else ""
-        figures = tokens = None
+        figures = tokens = grammar = None
         if rows and listed.id is not None:
             ids = [rows[0].model_version_id]
             measure = await measure_of_text(connection, ids[0], measure, now)
             if measure.measured_by_divergence:
                 day = now - timedelta(days=1)
                 tokens = await token_quantiles(connection, ids[0], listed.id, day, now)
+                grammar = await grammar_tokens(connection, ids[0], listed.id, day, now)
             for version in (await versions(connection, ids)).values():
                 figures_by_slice = await last_day(
                     connection, version, now, slice_ids=[listed.id], unit=measure.unit
                 )
                 figures = figures_by_slice.get(listed.id)
-        return signal_views(rows), history, noise, text, link, figures, measure, tokens
+        return signal_views(rows), history, noise, text, link, figures, measure, tokens, grammar
 
 
 def _history_lines(history: list[StatusChange]) -> list[str]:

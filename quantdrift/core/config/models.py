@@ -50,6 +50,13 @@ class Runtime(Extensible):
     OPENAI = "openai"  # the same at an OpenAI-compatible server
 
 
+class Medium(StrEnum):
+    """What a message can contain besides text."""
+
+    IMAGE = "image"
+    AUDIO = "audio"
+
+
 class ReferenceInput(Section, frozen=True, kw_only=True):
     """An input of a reference that has another name or type than the captured tensor."""
 
@@ -211,6 +218,13 @@ class Reference(Section, frozen=True, kw_only=True):
             "QUANTDRIFT_REFERENCE_TOKEN, if it is set."
         ),
     ] = ""
+    media: Annotated[
+        tuple[Medium, ...],
+        about(
+            "`openai`: what that server reads in the messages of chats besides text: `image`, `audio`. The messages are sent there as "
+            "clients sent them; the start tries it. Empty: text only, and exchanges with anything else are quarantined as `media`."
+        ),
+    ] = ()
     copy: CandidateCopy = CandidateCopy()
 
     @property

@@ -39,7 +39,7 @@ _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
         Runtime.OIP_HTTP: _EVERYWHERE | _SERVER,
         Runtime.OIP_GRPC: _EVERYWHERE | _SERVER,
         Runtime.TRANSFORMERS: _OF_TEXT | _FILE,
-        Runtime.OPENAI: _OF_TEXT | (_SERVER - {"model_version"}),
+        Runtime.OPENAI: _OF_TEXT | (_SERVER - {"model_version"}) | {"media"},
     }
 )
 _OF_PLUGIN: Final = _EVERYWHERE | _FILE | _SERVER
@@ -76,6 +76,8 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
                 f"`{field.name}` belongs to runtime {fits}, and the runtime here is `{reference.runtime}`: "
                 "remove it, or set `runtime`"
             )
+    if reference.media and model.task is not Task.GENERATION:
+        yield f"`media` belongs to task `generation`, and this model's task is `{model.task}`: remove it"
     if reference.canaries and reference.runtime is Runtime.OPENAI and model.task is Task.EMBEDDING:
         yield "embeddings of texts at a server cannot have canaries: remove `canaries`"
     yield from _mapping(model, reference)
@@ -137,6 +139,8 @@ def _copy(model: Model, reference: Reference) -> Iterator[str]:
         yield "[models.references.copy]: give only one of `url` and `path`"
     if copy.path and any(getattr(copy, name) != getattr(CandidateCopy(), name) for name in _OF_SERVER):
         yield f"[models.references.copy]: {', '.join(f'`{name}`' for name in _OF_SERVER)} belong to `url`, not to `path`"
+    if reference.media and copy.path:
+        yield "a copy in a folder reads text only: give it a `url`, or remove `media`"
     if not copy.versions:
         yield (
             "[models.references.copy]: `versions` is empty: name the candidate versions that it is a copy of, "

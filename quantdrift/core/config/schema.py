@@ -10,6 +10,7 @@ from quantdrift.core.config.copies import CandidateCopy
 from quantdrift.core.config.cost import Cost
 from quantdrift.core.config.models import (
     Budget,
+    Medium,
     Model,
     ModelTensor,
     OutputKind,
@@ -52,6 +53,7 @@ __all__ = [
     "Generation",
     "Intake",
     "LoadOptions",
+    "Medium",
     "Model",
     "ModelTensor",
     "Monitor",

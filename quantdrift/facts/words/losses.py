@@ -36,6 +36,7 @@ REASONS: Final = MappingProxyType(
         "unpaired": "its request or response did not arrive, or could not be matched to it",
         "no_reference": "the version has no reference",
         "schema": "its tensors do not fit the reference",
+        "media": "a message has an image, audio or the like that the reference does not read",
         "output": "the output cannot be compared with the reference's",
         "replay": "the reference failed on this input",
         "too_late": "its capture time is older than the oldest partition",

@@ -31,6 +31,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     is_repeatable
         Whether no token was drawn by chance, whatever forbids or favours tokens: an equal model with the same options gives the same
         answer.
+    has_grammar
+        Whether a grammar, a schema or a forced tool restricted its tokens.
+    forced
+        Of each served token, whether the grammar left no other; None: there was no grammar, or it is not known.
+    forced_tokens
+        The spellings of these tokens; empty: the reference scores them by their ids.
     temperature
         At which its tokens were drawn; None if it is greedy or that is not known.
     wants_json
@@ -49,6 +55,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     is_cut: bool = False
     is_greedy: bool = False
     is_repeatable: bool = False
+    has_grammar: bool = False
+    forced: tuple[bool, ...] | None = None
+    forced_tokens: tuple[bytes, ...] = ()
     temperature: float | None = None
     wants_json: bool = False
     schema: dict[str, Any] = {}

@@ -6,12 +6,13 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from quantdrift.core.config.schema import Generation
+from quantdrift.core.config.schema import Generation, Medium
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
 from quantdrift.core.text import misfit
 from quantdrift.models.language.answer import Answer, ToolCall
 from quantdrift.models.language.free_running_answer import free_answer_request
+from quantdrift.models.language.media import media_problem
 from quantdrift.models.language.request_options import (
     changes_prompt,
     draws_nothing,
@@ -28,6 +29,7 @@ from quantdrift.models.language.request_options import (
 )
 from quantdrift.models.language.scoring import (
     ANSWER,
+    NOT_FORCED,
     PROMPT,
     REQUEST,
     SCORES,
@@ -63,12 +65,17 @@ class _ExchangeParts(msgspec.Struct, frozen=True, kw_only=True):
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     options: dict[str, Any]
+    messages: tuple[dict[str, Any], ...]
     tools: list[dict[str, Any]]
     texts: list[str]
 
 
 def scoring_inputs(
-    exchange: Exchange, generation: Generation = _DEFAULTS, *, has_replica: bool = False
+    exchange: Exchange,
+    generation: Generation = _DEFAULTS,
+    *,
+    has_replica: bool = False,
+    media: tuple[Medium, ...] = (),
 ) -> tuple[dict[str, Array], Outputs]:
     """Return the inputs of the reference for an exchange, and the candidate's side of the comparison.
 
@@ -79,6 +86,8 @@ def scoring_inputs(
         the reference answers itself.
     has_replica
         Whether a replica of the candidate can score tokens whose log-probabilities were not served.
+    media
+        What the reference reads besides text.
 
     Returns
     -------
@@ -91,10 +100,11 @@ def scoring_inputs(
     Raises
     ------
     QuarantineError
-        Reason `schema`: it is not a text exchange. `output`: the served text is not what the model generated.
+        Reason `schema`: it is not a text exchange. `output`: the served text is not what the model generated. `media`: a message has
+        an image or the like that the reference does not read.
     """
     try:
-        return _read_exchange(exchange, generation, has_replica=has_replica)
+        return _read_exchange(exchange, generation, has_replica=has_replica, media=media)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _schema(f"the tensors do not fit together: {type(error).__name__}") from error
 
@@ -118,13 +128,19 @@ def embedding_inputs(exchange: Exchange) -> tuple[Tensor, ...]:
 
 
 def _read_exchange(
-    exchange: Exchange, generation: Generation, *, has_replica: bool
+    exchange: Exchange, generation: Generation, *, has_replica: bool, media: tuple[Medium, ...]
 ) -> tuple[dict[str, Array], Outputs]:
     parts = _exchange_parts(exchange, generation.repetition_penalty)
+    if problem := media_problem(parts.messages, media):
+        raise QuarantineError(QuarantineReason.MEDIA, problem)
     answers = _answers(parts)
     served_scores = [_scores(parts, index) for index in range(len(answers))]
-    # Under a grammar served log-probabilities are not those of the model.
-    scores = [None] * len(served_scores) if has_grammar(parts.options) else served_scores
+    scores = served_scores
+    if has_grammar(parts.options):  # served log-probabilities are not those of the model
+        scores = [None] * len(served_scores)
+        answers = [
+            _under_grammar(answer, served) for answer, served in zip(answers, served_scores, strict=True)
+        ]
     requests = [
         msgspec.structs.replace(
             _scoring_request(parts, index, tokens, answer), ask_replica=has_replica and of_candidate is None
@@ -167,7 +183,15 @@ def _exchange_parts(exchange: Exchange, repetition_penalty: float) -> _ExchangeP
     if not 1 <= len(texts) <= MAX_ITEMS:
         raise _schema(f"an exchange must hold 1 to {MAX_ITEMS} choices, this one holds {len(texts)}")
     tools = _document(inputs["tools"], list[dict[str, Any]]) if "tools" in inputs else []
-    return _ExchangeParts(inputs=inputs, outputs=outputs, options=options, tools=tools, texts=texts)
+    messages = _document(inputs["messages"], list[dict[str, Any]]) if "messages" in inputs else []
+    return _ExchangeParts(
+        inputs=inputs,
+        outputs=outputs,
+        options=options,
+        messages=tuple(messages),
+        tools=tools,
+        texts=texts,
+    )
 
 
 def _answers(parts: _ExchangeParts) -> list[Answer]:
@@ -224,7 +248,6 @@ def _scoring_request(
     if served_ids is None and scores is not None and scores.ids:
         served_ids = scores.ids
     prompt_ids = _ids(outputs.get(f"prompt_token_ids.{index}", outputs.get("prompt_token_ids")))
-    messages: tuple[dict[str, Any], ...] = ()
     prompt, n_prompts = "", 1
     if prompt_ids is None and (changing_option := changes_prompt(options)):
         problem = _NOT_ALL_SENT.get(
@@ -233,14 +256,7 @@ def _scoring_request(
             "`return_token_ids`",
         )
         raise QuarantineError(QuarantineReason.OUTPUT, problem)
-    if "messages" in inputs:
-        messages = tuple(_document(inputs["messages"], list[dict[str, Any]]))
-        if kinds := sorted({kind for message in messages for kind in _other_parts(message.get("content"))}):
-            raise QuarantineError(
-                QuarantineReason.OUTPUT,
-                f"a message has parts that are not text ({', '.join(kinds)[:100]}): references read texts only",
-            )
-    else:
+    if "messages" not in inputs:
         n_prompts = len(_texts(inputs["prompt"])) if "prompt" in inputs else len(inputs) - 1
         prompt_index = index // wanted_choices(options)
         if prompt_index >= n_prompts:
@@ -251,7 +267,7 @@ def _scoring_request(
             prompt_ids = _ids(inputs.get(f"prompt_ids.{prompt_index}"))
     text = _served_text(outputs, scores, answer, index)
     return ScoringRequest(
-        messages=messages,
+        messages=parts.messages,
         tools=tuple(parts.tools),
         template=template_of(options),
         prompt=prompt,
@@ -259,7 +275,7 @@ def _scoring_request(
         n_prompt_tokens=_usage(outputs)[0] if n_prompts == 1 else None,
         add_special_tokens=options.get("add_special_tokens") is not False,
         served=text,
-        served_message=_served_message(outputs, answer, index) if text is None and messages else {},
+        served_message=_served_message(outputs, answer, index) if text is None and parts.messages else {},
         served_ids=served_ids,
         is_cut=text == answer.text and may_be_cut(options, answer.finish_reason),
         is_ended=ended_itself(options, answer.finish_reason),
@@ -317,6 +333,7 @@ def _scores(parts: _ExchangeParts, index: int) -> Scores | None:
     listed = [token for row in top_tokens for token in row if token]
     named = ids is not None and all(token.startswith(_NAMED) for token in listed or tokens)
     # A filter that removes a token hides the model's value at this position; elsewhere a softmax is never zero.
+    forced = _forced(logprobs, top_logprobs) if has_grammar(parts.options) else NOT_FORCED
     hidden = (logprobs <= _LEAST) | (top_logprobs <= _LEAST).any(axis=1)
     logprobs = np.where(hidden, np.nan, logprobs)
     top_logprobs = np.where(hidden[:, np.newaxis], np.nan, top_logprobs)
@@ -332,6 +349,31 @@ def _scores(parts: _ExchangeParts, index: int) -> Scores | None:
         if named
         else np.full(top_logprobs.shape, -1, dtype=np.int64),
         top_logprobs=top_logprobs,
+        forced=forced,
+    )
+
+
+def _forced(logprobs: Array, top_logprobs: Array) -> Array:
+    """Return at which positions a grammar left no other token : (tokens,); empty if the lists do not show it.
+
+    A server that reports what the grammar left gives all removed tokens of a list `_LEAST`. One whose lists never show a removed
+    token may report the model's own probabilities. Without lists of two tokens a certain model looks like one without a choice.
+    """
+    if top_logprobs.shape[1] < 2 or not (top_logprobs <= _LEAST).any():
+        certain = logprobs == 0.0
+        return NOT_FORCED if top_logprobs.shape[1] >= 2 or certain.any() else certain
+    return np.asarray((top_logprobs > _LEAST).sum(axis=1) <= 1)
+
+
+def _under_grammar(answer: Answer, served: Scores | None) -> Answer:
+    """Return an answer with what its served log-probabilities show of the grammar."""
+    if served is None or len(served.forced) != len(served.logprobs):
+        return msgspec.structs.replace(answer, has_grammar=True)
+    return msgspec.structs.replace(
+        answer,
+        has_grammar=True,
+        forced=tuple(served.forced.tolist()),
+        forced_tokens=() if served.ids else served.tokens,
     )
 
 
@@ -351,16 +393,6 @@ def _content_texts(content: Any) -> Iterable[str]:
         yield content
     elif isinstance(content, list):
         yield from (part["text"] for part in map(object_of, content) if isinstance(part.get("text"), str))
-
-
-def _other_parts(content: Any) -> Iterable[str]:
-    """Yield the types of parts that are no text: images, audio, files."""
-    if isinstance(content, list):
-        yield from (
-            str(part.get("type", "unknown"))
-            for part in map(object_of, content)
-            if not isinstance(part.get("text"), str)
-        )
 
 
 def _n_tokens(outputs: Mapping[str, Tensor], index: int, n_choices: int) -> int | None:

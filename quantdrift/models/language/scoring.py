@@ -15,6 +15,7 @@ import numpy.typing as npt
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.said_tokens import SaidTokens
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerRequest
+from quantdrift.models.language.media import has_media
 from quantdrift.models.tensors.arrays import Array
 
 SCORES: Final = "scores"
@@ -24,6 +25,8 @@ PROMPT: Final = "prompt"
 _OBJECT: Final = np.dtype(object)
 UNKNOWN: Final = np.empty(0)
 UNKNOWN.flags.writeable = False
+NOT_FORCED: Final = np.empty(0, dtype=np.bool_)
+NOT_FORCED.flags.writeable = False
 NO_VECTOR: Final = np.empty(0, dtype=np.float32)
 NO_VECTOR.flags.writeable = False
 EMBEDDING: Final = "prompt_state"
@@ -83,6 +86,11 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     free_answer: FreeAnswerRequest | None = None
 
+    @property
+    def has_media(self) -> bool:
+        """Whether a message has a part that is not text: then tokens alone do not say what the model read."""
+        return has_media(self.messages)
+
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
     """The likelihood of each token of an answer under one model, given all tokens before it.
@@ -108,6 +116,8 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
         the candidate went on; NaN where unknown. Empty if the model's end tokens are unknown.
     end_p
         The probability of ending where the candidate ended; NaN if the candidate did not end itself, or it is unknown.
+    forced
+        (tokens,), bool: in scores that were served under a grammar, whether it left no other token. Empty: there was none, or it is not known.
     unlikely
         (tokens,), how far each is among the least likely ones, from all log-probabilities
         (`quantdrift.models.language.unlikely`). Empty: only the listed ones are known.
@@ -131,6 +141,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     ends: npt.NDArray[np.float64] = UNKNOWN
     ends_upper: npt.NDArray[np.float64] = UNKNOWN
     end_p: float = math.nan
+    forced: npt.NDArray[np.bool_] = NOT_FORCED
     unlikely: npt.NDArray[np.float64] = UNKNOWN
     vector: npt.NDArray[np.float32] = NO_VECTOR
     copy: "Scores | None" = None
@@ -187,6 +198,9 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
         Whether that end token was not served: it is appended to get its probability, and removed from the scores.
     temperature
         At which the tokens were drawn; None if they were not, or that is not known.
+    chat
+        The request whose messages and answer are to be sent as texts, because its prompt is more than tokens; `prompt` and `served` are
+        then empty, and the scores are those of the whole answer without its end.
     """
 
     prompt: tuple[int, ...]
@@ -194,10 +208,11 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     is_ended: bool = False
     is_added: bool = False
     temperature: float | None = None
+    chat: ScoringRequest | None = None
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of prompt and answer."""
+        """Tokens of prompt and answer, as far as they are known."""
         return len(self.prompt) + len(self.served)
 
 

@@ -26,6 +26,7 @@ from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.text import visible
 from quantdrift.drift.evidence.observations import IntArray
 from quantdrift.models.comparators.protocol import Comparator
+from quantdrift.models.comparators.text.validity import repeats_itself
 from quantdrift.models.language.answer import Answer
 from quantdrift.models.language.free_running_answer import (
     FreeAnswer,
@@ -58,7 +59,8 @@ _ANSWERS: Final = ("answer", "answer_ids")
 _OWN: Final = frozenset({*_PROMPTS, *_ANSWERS, "tools", "options"})
 _STEP: Final = 8  # answers that are scored in one call
 _GREEDY: Final = {"temperature": 0}
-_LONGEST_S: Final = 600.0  # of an answer: nobody waits for it but the gate
+_TOGETHER: Final = 64  # answers that are generated in one call
+_LONGEST_S: Final = 600.0 * _TOGETHER  # of such a call: nobody waits for it but the gate
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +133,7 @@ def open_language_candidate(request: RuntimeRequest, where: str) -> ReferenceRun
         model=known.model if known else "",
         token_file=known.token_file if known else "",
         timeout_s=request.reference.timeout_s,
+        media=request.reference.media if is_server else (),
     )
     generation = msgspec.structs.replace(request.model.generation, own_s=_LONGEST_S)
     model = msgspec.structs.replace(request.model, generation=generation)
@@ -203,13 +206,21 @@ def with_answers(
         Its server is unreachable.
     """
     requests = list(recorded.requests)
-    for number in np.flatnonzero(recorded.own).tolist():
-        where = f"{recorded.items.path}, line {number + 1}"
-        try:
-            requests[number] = _answered(candidate, requests[number], model, where)
-        except QuarantineError as error:
-            raise OperatorError(f"{where}: {error.detail}") from error
-        progress(1)
+    own = FreeAnswerRequest(max_tokens=model.generation.own_tokens, is_capped=True, options=_GREEDY, seed=1)
+    numbers = np.flatnonzero(recorded.own).tolist()
+    for begin in range(0, len(numbers), _TOGETHER):
+        step = numbers[begin : begin + _TOGETHER]
+        asked = [msgspec.structs.replace(requests[number], free_answer=own) for number in step]
+        for number, answer in zip(step, _free_answers(candidate, asked, recorded, step), strict=True):
+            if answer is None or not answer.is_there:
+                why = "none" if answer is None else answer.outcome.value
+                raise OperatorError(
+                    f"{_where(recorded, number)}: the candidate gives no answer ({why}): record one as `answer`"
+                )
+            requests[number] = msgspec.structs.replace(
+                requests[number], served=answer.text, is_ended=answer.finish_reason == "stop"
+            )
+            progress(1)
     return msgspec.structs.replace(recorded, requests=tuple(requests))
 
 
@@ -334,46 +345,70 @@ def generated_answers(
         A server is unreachable.
     """
     broken, unlikely = (np.full(len(recorded.requests), np.nan) for _ in range(2))
-    for row in rows:
-        where = f"{recorded.items.path}, line {row + 1}"
+    for begin in range(0, len(rows), _TOGETHER):
+        step = rows[begin : begin + _TOGETHER]
+        asked = [_asked(recorded, row, model) for row in step]
+        given = _free_answers(candidate, asked, recorded, step)
+        said = {
+            row: generated
+            for row, request, answer in zip(step, asked, given, strict=True)
+            if (generated := _generated(recorded, row, model, request, answer)) is not None
+        }
+        progress(len(step))
+        if not said:
+            continue
+        # Of an answer that repeats itself the reference's own says whether a sound model would, too.
+        own = dict(zip(step, asked, strict=True))
+        requests = [
+            msgspec.structs.replace(request, free_answer=own[row].free_answer)
+            if repeats_itself(answer.text, answer.finish_reason)
+            else request
+            for row, (request, answer) in said.items()
+        ]
+        answers = objects([answer for _, answer in said.values()])
+        inputs = {
+            PROMPT: objects([""] * len(said)),
+            ANSWER: objects([answer.text for _, answer in said.values()]),
+            REQUEST: objects(requests),
+        }
         try:
-            generated = _generated(candidate, recorded, row, model, where)
-            progress(1)
-            if generated is None:
-                continue
-            request, answer = generated
-            inputs = {
-                PROMPT: objects([""]),
-                ANSWER: objects([answer.text]),
-                REQUEST: objects([request]),
-            }
             scores = reference.run(inputs)[SCORES]
-            found = comparator.compare({SCORES: objects([None]), ANSWER: objects([answer])}, {SCORES: scores})
+            found = comparator.compare(
+                {SCORES: objects([None] * len(said)), ANSWER: answers}, {SCORES: scores}
+            )
         except QuarantineError as error:
-            raise OperatorError(f"{where}: {error.detail}") from error
-        broken[row] = found.detail["broken"][0]
-        unlikely[row] = found.detail["unlikely"][0]
+            lines = f"{recorded.items.path}, lines {step[0] + 1} to {step[-1] + 1}"
+            raise OperatorError(f"{lines}: {error.detail}") from error
+        broken[list(said)] = found.detail["broken"]
+        unlikely[list(said)] = found.detail["unlikely"]
     return msgspec.structs.replace(compared, broken=broken, unlikely=unlikely)
 
 
+def _asked(recorded: RecordedPrompts, row: int, model: Model) -> ScoringRequest:
+    """Return a request for an answer by the options of its line."""
+    generation = msgspec.structs.replace(model.generation, own_share=1.0)
+    options = _options(recorded, row, model)
+    own = free_answer_request(str(recorded.items.inputs[PROMPT][row]), generation, options, Answer(text=""))
+    return msgspec.structs.replace(
+        recorded.requests[row],
+        served=None,
+        served_ids=None,
+        template=template_of(options),
+        free_answer=own,
+    )
+
+
 def _generated(
-    candidate: ReferenceRuntime, recorded: RecordedPrompts, row: int, model: Model, where: str
+    recorded: RecordedPrompts, row: int, model: Model, request: ScoringRequest, answer: FreeAnswer | None
 ) -> tuple[ScoringRequest, Answer] | None:
-    """Return a request with the answer that the candidate generates by the options; None if it cannot be held to them.
+    """Return a request with the answer that the candidate generated by the options; None if it cannot be held to them.
 
     JSON that `models.generation.own_tokens` cut, and the client's limit did not, says nothing about the candidate.
     """
-    request = recorded.requests[row]
-    generation = msgspec.structs.replace(model.generation, own_share=1.0)
-    options = {"repetition_penalty": generation.repetition_penalty, **recorded.options[row]}
-    own = free_answer_request(str(recorded.items.inputs[PROMPT][row]), generation, options, Answer(text=""))
-    request = msgspec.structs.replace(
-        request, served=None, served_ids=None, template=template_of(options), free_answer=own
-    )
-    answer = _free_answer(candidate, request)
+    options = _options(recorded, row, model)
     if answer is None or answer.outcome in {FreeAnswerOutcome.LATE, FreeAnswerOutcome.FAILED}:
         raise OperatorError(
-            f"{where}: the candidate gives no answer ({answer.outcome.value if answer else 'none'})"
+            f"{_where(recorded, row)}: the candidate gives no answer ({answer.outcome.value if answer else 'none'})"
         )
     wants_json, schema = json_asked(options)
     is_cut_here = answer.is_capped and answer.finish_reason == "length"
@@ -408,24 +443,29 @@ def _generated(
     return scored, said
 
 
-def _free_answer(candidate: ReferenceRuntime, request: ScoringRequest) -> FreeAnswer | None:
-    """Return the candidate's answer to a request that asks for one."""
-    inputs = {PROMPT: objects([""]), ANSWER: objects([""]), REQUEST: objects([request])}
-    (scores,) = candidate.run(inputs)[SCORES].tolist()
-    answer: FreeAnswer | None = scores.free_answer
-    return answer
+def _free_answers(
+    candidate: ReferenceRuntime,
+    requests: Sequence[ScoringRequest],
+    recorded: RecordedPrompts,
+    rows: Sequence[int],
+) -> list[FreeAnswer | None]:
+    """Return the candidate's answers to the requests of these lines, which ask for one each."""
+    texts = objects([""] * len(requests))
+    try:
+        scores = candidate.run({PROMPT: texts, ANSWER: texts, REQUEST: objects(requests)})[SCORES]
+    except QuarantineError as error:
+        raise OperatorError(
+            f"{recorded.items.path}, lines {rows[0] + 1} to {rows[-1] + 1}: {error.detail}"
+        ) from error
+    return [of.free_answer for of in scores.tolist()]
 
 
-def _answered(
-    candidate: ReferenceRuntime, request: ScoringRequest, model: Model, where: str
-) -> ScoringRequest:
-    """Return a request with the candidate's own answer."""
-    own = FreeAnswerRequest(max_tokens=model.generation.own_tokens, is_capped=True, options=_GREEDY, seed=1)
-    answer = _free_answer(candidate, msgspec.structs.replace(request, free_answer=own))
-    if answer is None or not answer.is_there:
-        why = "none" if answer is None else answer.outcome.value
-        raise OperatorError(f"{where}: the candidate gives no answer ({why}): record one as `answer`")
-    return msgspec.structs.replace(request, served=answer.text, is_ended=answer.finish_reason == "stop")
+def _options(recorded: RecordedPrompts, row: int, model: Model) -> dict[str, Any]:
+    return {"repetition_penalty": model.generation.repetition_penalty, **recorded.options[row]}
+
+
+def _where(recorded: RecordedPrompts, row: int) -> str:
+    return f"{recorded.items.path}, line {row + 1}"
 
 
 def _request(path: Path, number: int, line: dict[str, Any]) -> ScoringRequest:

@@ -181,6 +181,11 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
+def image_part(url: str) -> dict[str, Any]:
+    """Return a part of a message with an image, in OpenAI's form, of its address or its content (`data:...`)."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def entries(value: Any, name: str) -> Iterable[dict[str, Any]]:
     """Return the objects of a list; none where there is no list.
 

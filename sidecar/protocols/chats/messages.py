@@ -9,6 +9,7 @@ from quantdrift.sidecar.protocols.chats.form import (
     PieceReader,
     call,
     entries,
+    image_part,
     joined_parts,
     number,
     object_in,
@@ -181,9 +182,7 @@ def _messages(role: str, content: Any) -> Iterator[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for block in entries(content, "content"):
         kind = block.get("type")
-        if kind == "text":
-            parts.append(text_part(word(block.get("text"))))
-        elif kind == "thinking":
+        if kind == "thinking":
             reasoning.append(word(block.get("thinking")))
         elif kind == "tool_use":
             arguments = write_json(block.get("input") or {}).decode()
@@ -191,8 +190,8 @@ def _messages(role: str, content: Any) -> Iterator[dict[str, Any]]:
         elif kind == "tool_result":
             result = _text(block.get("content"))
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
-        else:  # an image, a document: as it is, so that the shadow says what it cannot replay
-            parts.append(block)
+        else:
+            parts.append(_part(block))
     message: dict[str, Any] = {"role": role, "content": joined_parts(parts) if parts else None}
     if reasoning:
         message["reasoning_content"] = "".join(reasoning)
@@ -200,6 +199,20 @@ def _messages(role: str, content: Any) -> Iterator[dict[str, Any]]:
         message["tool_calls"] = calls
     if parts or calls or reasoning:
         yield message
+
+
+def _part(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a text or an image in OpenAI's form; a document as it is, so that the shadow says what it cannot replay."""
+    if block.get("type") == "text":
+        return text_part(word(block.get("text")))
+    url = _image_url(object_in(block.get("source"))) if block.get("type") == "image" else ""
+    return image_part(url) if url else block
+
+
+def _image_url(source: Mapping[str, Any]) -> str:
+    if source.get("type") != "base64":
+        return word(source.get("url"))
+    return f"data:{word(source.get('media_type'))};base64,{word(source.get('data'))}"
 
 
 def _text(content: Any) -> Any:

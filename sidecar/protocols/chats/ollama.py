@@ -10,6 +10,7 @@ from quantdrift.sidecar.protocols.chats.form import (
     PieceReader,
     call,
     entries,
+    image_part,
     number,
     object_in,
     request_of,
@@ -24,6 +25,12 @@ from quantdrift.sidecar.protocols.http_message import Head
 from quantdrift.sidecar.protocols.json_tensors import read_document, write_json
 
 _MAX_LINES: Final = 200_000
+# How base64 of each kind of image begins.
+_IMAGES: Final[Mapping[str, str]] = {
+    "/9j/": "image/jpeg",
+    "R0lGOD": "image/gif",
+    "UklGR": "image/webp",
+}
 
 
 class OllamaChat:
@@ -104,8 +111,7 @@ def _message(sent: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message in OpenAI's form."""
     content: Any = word(sent.get("content"))
     if images := sent.get("images"):
-        n_images = len(images) if isinstance(images, list) else 1
-        content = [text_part(content), *({"type": "image"} for _ in range(n_images))]
+        content = [text_part(content), *map(_image, images if isinstance(images, list) else [images])]
     message: dict[str, Any] = {"role": word(sent.get("role")), "content": content}
     if thinking := word(sent.get("thinking")):
         message["reasoning_content"] = thinking
@@ -114,6 +120,13 @@ def _message(sent: Mapping[str, Any]) -> dict[str, Any]:
     if calls := list(_calls(sent.get("tool_calls"))):
         message["tool_calls"] = [call(made["id"], made["name"], made["arguments"]) for made in calls]
     return message
+
+
+def _image(sent: Any) -> dict[str, Any]:
+    """Return an image, which is sent as base64 without its type."""
+    encoded = word(sent)
+    kind = next((kind for begin, kind in _IMAGES.items() if encoded.startswith(begin)), "image/png")
+    return image_part(f"data:{kind};base64,{encoded}")
 
 
 def _calls(sent: Any) -> Iterator[dict[str, str]]:

@@ -9,6 +9,7 @@ from quantdrift.sidecar.protocols.chats.form import (
     PieceReader,
     call,
     entries,
+    image_part,
     joined_parts,
     number,
     object_in,
@@ -183,11 +184,15 @@ def _other(kind: str, item: Mapping[str, Any]) -> dict[str, Any]:
 def _content(content: Any) -> Any:
     if not isinstance(content, list):
         return word(content)
-    parts: list[dict[str, Any]] = [
-        text_part(word(part.get("text"))) if part.get("type") in _TEXTS else dict(part)
-        for part in entries(content, "content")
-    ]
-    return joined_parts(parts)
+    return joined_parts([_part(part) for part in entries(content, "content")])
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part.get("type") in _TEXTS:
+        return text_part(word(part.get("text")))
+    if part.get("type") == "input_image" and isinstance(part.get("image_url"), str):
+        return image_part(part["image_url"])
+    return dict(part)
 
 
 def _tool_choice(choice: Any) -> Any:

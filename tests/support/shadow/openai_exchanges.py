@@ -44,7 +44,10 @@ def prepared(exchange: Exchange, model: Model, runtime: ReferenceRuntime) -> Pre
         model=model, runtime=runtime, comparator=comparator_of(model), reference=reference
     )
     inputs, candidate = scoring_inputs(
-        exchange, model.generation, has_replica=version_reference.has_replica(exchange.version)
+        exchange,
+        model.generation,
+        has_replica=version_reference.has_replica(exchange.version),
+        media=reference.media,
     )
     return PreparedExchange(
         stream_sequence=1,

@@ -3,9 +3,10 @@
 It is not vLLM, which is a gigabyte and takes a minute to start (`tests/servers/test_vllm.py` asks it): one request at a
 time, greedy decoding alone, nothing streamed. What it answers has the form that vLLM's answers have: `prompt_logprobs` (id to logprob, rank, decoded token, the first place null), `echo`,
 `logprobs` of completions and chats, `return_token_ids`, `return_tokens_as_token_ids`, `/tokenize`, errors, and -9999 in
-place of minus infinity. Its embeddings are means of the last hidden layer.
+place of minus infinity. Its embeddings are means of the last hidden layer. A model with `eyes` reads images in chats.
 """
 
+import base64
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 _LEAST = -9999.0
+_NOT_SAID = (_LEAST, 1_000_000)  # of a token that stands for a part of an image
 
 
 class VllmLike:
@@ -33,6 +35,8 @@ class VllmLike:
         Most tokens of prompt and answer.
     end_id
         The token that ends an answer; None: the tokenizer's.
+    eyes
+        What an image shows, as vectors that the model reads in place of tokens : (tokens, width), for its bytes; None: it refuses images.
 
     Attributes
     ----------
@@ -53,6 +57,7 @@ class VllmLike:
         takes_prompt_logprobs: bool = True,
         max_model_len: int = 256,
         end_id: int | None = None,
+        eyes: Callable[[bytes], torch.Tensor] | None = None,
     ) -> None:
         self.model = model
         self._tokenizer = tokenizer
@@ -60,6 +65,9 @@ class VllmLike:
         self._takes_prompt_logprobs = takes_prompt_logprobs
         self._max_model_len = max_model_len
         self._end_id = tokenizer.eos_token_id if end_id is None and tokenizer else end_id
+        self._eyes = eyes
+        self._shown: dict[bytes, range] = {}
+        self._seen: list[torch.Tensor] = []  # a vector for each token above the vocabulary
         self.fails: list[int] = []
         self.asked: list[tuple[str, Any]] = []
 
@@ -77,6 +85,15 @@ class VllmLike:
             **({"/tokenize": self._tokenized} if self._takes_prompt_logprobs else {}),
         }
         return answers[path](asked) if path in answers else (404, {"detail": "Not Found"})
+
+    @property
+    def template(self) -> str:
+        """The chat template."""
+        return str(self._tokenizer.chat_template)
+
+    @template.setter
+    def template(self, template: str) -> None:
+        self._tokenizer.chat_template = template
 
     def _models(self, _: Mapping[str, Any]) -> tuple[int, Any]:
         return 200, {"data": [{"id": self._name, "max_model_len": self._max_model_len, "root": "/there"}]}
@@ -106,13 +123,52 @@ class VllmLike:
                 asked["messages"],
                 tools=asked.get("tools"),
                 add_generation_prompt=asked.get("add_generation_prompt", True),
+                continue_final_message=asked.get("continue_final_message", False),
                 return_dict=False,
                 **(asked.get("chat_template_kwargs") or {}),
             )
         )
 
+    def _prompt_with_images(self, asked: Mapping[str, Any]) -> list[int]:
+        """Return the tokens of a chat, those of images above the vocabulary."""
+        images: list[bytes] = []
+        messages = [dict(message) for message in asked["messages"]]
+        for message in messages:
+            if isinstance(message["content"], list):
+                message["content"] = "".join(_shown(part, images) for part in message["content"])
+        ids = self._prompt({**asked, "messages": messages}, special=False)
+        (mark,) = self._tokenizer("<pad>", add_special_tokens=False)["input_ids"]
+        for image in images:
+            place = ids.index(mark)
+            ids[place : place + 1] = self._ids_of(image)
+        return ids
+
+    def _ids_of(self, image: bytes) -> range:
+        """Return the tokens that stand for an image, the same each time."""
+        if image not in self._shown:
+            assert self._eyes is not None
+            vectors = self._eyes(image)
+            first = len(self._tokenizer) + len(self._seen)
+            self._seen += list(vectors)
+            self._shown[image] = range(first, first + len(vectors))
+        return self._shown[image]
+
+    def _read(self, ids: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Return what the model reads for these tokens."""
+        n_known = len(self._tokenizer)
+        if max(ids, default=0) < n_known:
+            return {"input_ids": torch.tensor([ids])}
+        table = self.model.get_input_embeddings().weight
+        vectors = [table[one] if one < n_known else self._seen[one - n_known] for one in ids]
+        return {"inputs_embeds": torch.stack(vectors)[None]}
+
     def _chat(self, asked: Mapping[str, Any]) -> tuple[int, Any]:
-        prompt = self._prompt(asked, special=False)
+        parts = [part for message in asked["messages"] for part in _parts(message)]
+        if self._eyes is None and parts:
+            return 400, {
+                "error": {"message": "At most 0 image(s) may be provided in one prompt.", "code": 400}
+            }
+        prompt = self._prompt_with_images(asked)
         ids, places = self._generated(prompt, int(asked.get("max_tokens", 16)))
         wanted = int(asked.get("top_logprobs", 0)) if asked.get("logprobs") else None
         choice: dict[str, Any] = {
@@ -135,6 +191,8 @@ class VllmLike:
                 ]
             }
         document: dict[str, Any] = {"model": self._name, "choices": [choice]}
+        if (wanted := asked.get("prompt_logprobs")) is not None:
+            document["prompt_logprobs"] = [None, *_told(self, prompt, wanted)]
         if asked.get("return_token_ids"):
             choice["token_ids"] = ids
             document["prompt_token_ids"] = prompt
@@ -215,7 +273,7 @@ class VllmLike:
 
     def _places(self, ids: Sequence[int]) -> list[dict[int, tuple[float, int]]]:
         with torch.inference_mode():
-            logits = self.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
+            logits = self.model(**self._read(ids), use_cache=False).logits[0, :-1]
         return [{}, *map(_ranked, logits)]
 
     def _generated(
@@ -224,11 +282,10 @@ class VllmLike:
         """Return tokens, each with what the model said when it took it: INT8 says other things in other company."""
         if not n_tokens:
             return [], []
-        ids = torch.tensor([prompt])
         with torch.inference_mode():
             found = self.model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
+                **self._read(prompt),
+                attention_mask=torch.ones((1, len(prompt)), dtype=torch.long),
                 max_new_tokens=n_tokens,
                 do_sample=False,
                 eos_token_id=self._end_id,
@@ -236,7 +293,8 @@ class VllmLike:
                 output_logits=True,
                 return_dict_in_generate=True,
             )
-        return list(found.sequences[0, len(prompt) :].tolist()), [_ranked(one[0]) for one in found.logits]
+        n_new = len(found.logits)  # with vectors in place of tokens the prompt is not repeated
+        return list(found.sequences[0, -n_new:].tolist()), [_ranked(one[0]) for one in found.logits]
 
     def _reason(self, ids: list[int]) -> str:
         return "stop" if ids and ids[-1] == self._end_id else "length"
@@ -293,6 +351,20 @@ def _ranked(logits: torch.Tensor) -> dict[int, tuple[float, int]]:
     return {token: (max(float(logprobs[token]), _LEAST), 1 + n) for n, token in enumerate(order)}
 
 
+def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a message that are not text."""
+    content = message["content"]
+    return [part for part in content if part["type"] != "text"] if isinstance(content, list) else []
+
+
+def _shown(part: Mapping[str, Any], images: list[bytes]) -> str:
+    """Return a part of a message as text, an image as a mark, and keep the image."""
+    if part["type"] == "text":
+        return str(part["text"])
+    images.append(base64.b64decode(part["image_url"]["url"].partition(",")[2]))
+    return "<pad>"
+
+
 def _best(place: Mapping[int, tuple[float, int]], wanted: int) -> list[int]:
     return [token for token, (_, rank) in place.items() if rank <= wanted]
 
@@ -301,9 +373,9 @@ def _told(server: VllmLike, row: Sequence[int], wanted: int) -> list[dict[str, A
     return [
         {
             str(token): {
-                "logprob": place[token][0],
-                "rank": place[token][1],
-                "decoded_token": server.spelt(token),
+                "logprob": place.get(token, _NOT_SAID)[0],
+                "rank": place.get(token, _NOT_SAID)[1],
+                "decoded_token": server.spelt(token) if token in place else "",
             }
             for token in dict.fromkeys([one, *_best(place, wanted)])
         }

@@ -15,7 +15,8 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, 
 class Doubling(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc] # it has no types
     """Answers each input with itself twice along its last axis, called `y_NAME`.
 
-    Parameters of a request tell it to do otherwise: `wait` for `go_on`, `fail`, or answer `n_responses` in a stream.
+    Parameters of a request tell it to do otherwise: `wait` for `go_on`, `fail`, or answer `n_responses` in a stream. Of the model `story` it is
+    decoupled: it says the words of each text of a stream in capitals, a response for each, in turns with the other texts.
     """
 
     def __init__(self) -> None:
@@ -39,13 +40,23 @@ class Doubling(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         self, request_iterator: Iterator[Any], context: grpc.ServicerContext
     ) -> Iterator[Any]:
         """Answer each request of a stream, once or as often as it says."""
+        stories: list[Iterator[Any]] = []
         for request in request_iterator:
+            if request.model_name == "story":
+                stories.append(_story(request))
+                continue
             if "fail" in request.parameters:
                 yield service_pb2.ModelStreamInferResponse(error_message="it was asked to fail")
                 continue
             told = request.parameters["n_responses"].int64_param if "n_responses" in request.parameters else 1
             for _ in range(told):
                 yield service_pb2.ModelStreamInferResponse(infer_response=answer(request))
+        while stories:
+            for story in list(stories):
+                if (said := next(story, None)) is None:
+                    stories.remove(story)
+                else:
+                    yield service_pb2.ModelStreamInferResponse(infer_response=said)
 
     def _ended(self) -> None:
         self.n_cancelled += 1
@@ -65,6 +76,20 @@ def answer(request: Any) -> Any:
         output.contents.CopyFrom(tensor.contents)
         output.contents.MergeFrom(tensor.contents)
     return response
+
+
+def _story(request: Any) -> Iterator[Any]:
+    """Yield the responses to a text, and the one that says that there are no more."""
+    (text,) = deserialize_bytes_tensor(request.raw_input_contents[0])
+    for index, word in enumerate(text.split()):
+        response = service_pb2.ModelInferResponse(model_name="story", model_version="7", id=request.id)
+        response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
+        said = (b" " if index else b"") + word.decode().upper().encode()
+        response.raw_output_contents.append(len(said).to_bytes(4, "little") + said)
+        yield response
+    farewell = service_pb2.ModelInferResponse(model_name="story", model_version="7", id=request.id)
+    farewell.parameters["triton_final_response"].bool_param = True
+    yield farewell
 
 
 def _doubled(tensor: Any, raw: bytes) -> bytes:

@@ -64,7 +64,14 @@ def recorded_by(
     recorder: Recorder, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
 ) -> Exchange | None:
     """Return what a recorder makes of a raw exchange in all its steps."""
-    heads = recorder.read_heads(meta, request, response)
-    records = recorder.record(meta, recorder.read_request(meta, heads, request), response)
+    records = all_recorded_by(recorder, meta, request, response)
     assert len(records) <= 1
     return records[0] if records else None
+
+
+def all_recorded_by(
+    recorder: Recorder, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
+) -> tuple[Exchange, ...]:
+    """Return the same of a stream that may be several exchanges."""
+    heads = recorder.read_heads(meta, request, response)
+    return recorder.record(meta, recorder.read_request(meta, heads, request), response)

@@ -28,7 +28,7 @@ Two tokens are equally likely if ln p differs by at most `tie`. `divergence` is 
   log-probabilities, for a greedy answer, some served token is not;
 - tool calls, or requested JSON, are another value than in the reference's own answer (`free_answer`), where the request is repeatable:
   it decides in place of the tokens;
-- requested JSON, or a tool call, is not valid, or an answer was cut off while still empty;
+- requested JSON, or a tool call, is not valid, or an answer was cut off while still empty, or repeated itself until it was cut off;
 - the candidate's log-probabilities are above zero, or it returned nothing at all.
 
 It is 0 only if something decided: the answer had to be greedy, or the candidate's most likely token is known at nine tenths of
@@ -39,7 +39,7 @@ those alone counted, every such answer that counts would have flipped, whatever 
 - `changed_tokens` = share of the positions at which the candidate's most likely token is known, or had to be served, and is not one
   of the reference's most likely ones; `divergence_median`, `divergence_p99` and `divergence_max` are quantiles of the divergence over the positions, and
   `divergence_bins` is its histogram, which can be added up over answers (`quantdrift.core.token_histogram`).
-- `broken` is 1 where the answer is not valid as JSON or a tool call, cut off while empty, not finite, or another value than the
+- `broken` is 1 where the answer is not valid as JSON or a tool call, cut off while empty, repeats itself, not finite, or another value than the
   reference's; 0 where anything was scored or checked.
 
 - `unlikely` = mean of how far a sampled token is among the least likely ones of the reference (`quantdrift.models.language.unlikely`),
@@ -56,6 +56,10 @@ before it, and m the number of positions at which the candidate went on (all of 
 - `kept_share` = (1 / m) sum over i = 1..m of prod (1 - e_j) over j < i, in [0, 1]: E min(L, m) / m, where L is the length at
   which it ends on that path (the restricted mean survival time: Royston and Parmar, BMC Medical Research Methodology 13:152,
   2013).
+
+Under a grammar. A position at which it left one token says nothing of the model, so it is in none of the measures that compare p with q,
+nor in `changed_tokens` and `first_change`. `n_forced` is how many there are, where the served lists show it: else it is null, and `grammar` says that there
+was one.
 
 All of it is at temperature 1, before filters. A server lists only the most likely tokens: an unlisted end token has at most
 the probability of the least likely listed one. `early_end` is then a lower bound, `early_end_upper` and `kept_share` are
@@ -78,7 +82,7 @@ from quantdrift.core.config.schema import Generation
 from quantdrift.core.token_histogram import histogram
 from quantdrift.models.comparators.protocol import Divergences, Flags, Values
 from quantdrift.models.comparators.text.free_answer import changed_structure, compare_free_answers
-from quantdrift.models.comparators.text.validity import calls_valid, is_broken, json_valid
+from quantdrift.models.comparators.text.validity import calls_valid, is_broken, is_stuck, json_valid
 from quantdrift.models.language.answer import Answer
 from quantdrift.models.language.scoring import ANSWER, NO_SCORES, SCORES, Scores
 from quantdrift.models.language.unlikely import is_drawn, unlikely_tokens
@@ -167,8 +171,10 @@ class GenerationComparator:
         lag = _highest(p.logprobs) - p.logprobs[0]
         likeliest = lag <= self._tie
         cells = _cells(p, q)
-        has_logprob = ~np.isnan(q.logprobs[0])
+        is_free, n_forced = _free_positions(answers, reference_scores)
+        has_logprob = ~np.isnan(q.logprobs[0]) & is_free
         same, has_top = self._same_top(p, q, cells)
+        has_top &= is_free
         greedy = np.array(
             [
                 answer.is_greedy and _is_of(answer, len(of.logprobs))
@@ -182,7 +188,7 @@ class GenerationComparator:
         )
         listed = has_logprob & ~np.isnan(q.logprobs[1:]).all(axis=0)
         own_top = _highest(q.logprobs) - q.logprobs[0] <= self._tie
-        decided = np.where(has_top, ~same, ~likeliest & greedy[owner])
+        decided = np.where(has_top, ~same, ~likeliest & greedy[owner]) & is_free
 
         def mean(values: Values, where: Flags | None = None) -> Values:
             return mean_of_items(values, owner, n_items, where)
@@ -202,9 +208,13 @@ class GenerationComparator:
         over_cells = {name: mean(values, has_logprob) + undefined for name, values in cells.figures.items()}
         with_logprobs = ~np.isnan(over_cells["kl"])
         divergence = np.where(with_logprobs, over_cells["kl"], np.where(greedy, lags, np.nan))
-        broken = np.array([is_broken(answer) for answer in answers])
+        stuck = [
+            is_stuck(answer, of.free_answer) for answer, of in zip(answers, reference_scores, strict=True)
+        ]
+        broken = np.array([is_broken(answer) for answer in answers]) | stuck
         changed = np.bincount(owner, decided, n_items) > 0
-        known_top = np.bincount(owner, has_top, n_items) >= _MOST * np.bincount(owner, minlength=n_items)
+        n_free = np.bincount(owner, is_free, n_items)
+        known_top = (n_free > 0) & (np.bincount(owner, has_top, n_items) >= _MOST * n_free)
         has_positions = np.bincount(owner, minlength=n_items) > 0
         not_logprobs = np.array([not _is_finite(score) for score in on_wire])
         checked = np.array(
@@ -234,8 +244,7 @@ class GenerationComparator:
             np.where(greedy[owner], lag, np.nan),
         )
         with np.errstate(over="ignore", invalid="ignore"):
-            ratio = np.exp(mean(q.logprobs[0] - p.logprobs[0], has_logprob) + undefined)
-            perplexity = np.exp(nll)
+            ratio, perplexity = np.exp([mean(q.logprobs[0] - p.logprobs[0], has_logprob) + undefined, nll])
         ranks = np.concatenate([*(score.ranks for score in reference_scores), np.empty(0)])
         return Divergences(
             flip=flip,
@@ -249,10 +258,12 @@ class GenerationComparator:
                 **quantiles_of_items(at_positions, owner, n_items),
                 "divergence_bins": _column(bins_of_items(at_positions, owner, n_items)),
                 "finish_reason": _column(answer.finish_reason or None for answer in answers),
+                "grammar": _column(answer.has_grammar or None for answer in answers),
                 "first_change": first_of_items(decided, owner, n_items) + undefined,
                 "json_valid": _column(json_valid(answer) for answer in answers),
                 "logprobs": _column(map(_source, on_wire, candidate_scores, usable)),
                 "measure": _column(np.select([with_logprobs, greedy], ["kl", "regret"], "none").tolist()),
+                "n_forced": _column(n_forced),
                 "n_scored": np.array([len(score.logprobs) for score in reference_scores]),
                 "n_tokens": _column(answer.n_tokens for answer in answers),
                 "nll": nll,
@@ -261,6 +272,7 @@ class GenerationComparator:
                 "rank_max": largest_of_items(ranks, owner, n_items) + undefined,
                 "rank_mean": mean(ranks, ~np.isnan(ranks)) + undefined,
                 "regret": lags,
+                "repeats": _column(is_so or None for is_so in stuck),
                 "same_top1": mean(same.astype(np.float64), has_top) + undefined,
                 "tool_calls_valid": _column(calls_valid(answer) for answer in answers),
                 "top1_share": mean(likeliest.astype(np.float64)) + undefined,
@@ -430,6 +442,29 @@ def _is_of(answer: Answer, n_scored: int) -> bool:
     if answer.is_cut:
         return n_less >= 0
     return n_less == 0 or (n_less == 1 and answer.finish_reason != "length")
+
+
+def _free_positions(
+    answers: Sequence[Answer], reference_scores: Sequence[Scores]
+) -> tuple[Flags, list[int | None]]:
+    """Return which positions of all answers had a choice, as far as it is known, and how many of each answer had none; None: it is not known."""
+    forced_of = [_forced(answer, of) for answer, of in zip(answers, reference_scores, strict=True)]
+    is_free = [
+        np.ones(len(of.logprobs), dtype=np.bool_) if forced is None else ~forced
+        for forced, of in zip(forced_of, reference_scores, strict=True)
+    ]
+    n_forced = [None if forced is None else int(forced.sum()) for forced in forced_of]
+    return np.concatenate([*is_free, np.empty(0, dtype=np.bool_)]), n_forced
+
+
+def _forced(answer: Answer, scores: Scores) -> Flags | None:
+    """Return at which positions a grammar left no choice; None: there was none, or it is not known of the tokens that were scored."""
+    n_scored = len(scores.logprobs)
+    if answer.forced is None or len(answer.forced) < n_scored:
+        return None
+    if answer.forced_tokens and not same_tokens(answer.forced_tokens[:n_scored], scores.tokens):
+        return None
+    return np.array(answer.forced[:n_scored], dtype=np.bool_)
 
 
 def _unlikely(answer: Answer, scores: Scores) -> float:

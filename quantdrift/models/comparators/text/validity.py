@@ -5,15 +5,20 @@ client. Types of values, enumerations and formats are not checked.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from quantdrift.models.language.answer import Answer, ToolCall
+from quantdrift.models.language.free_running_answer import FreeAnswer
 
 _BROKEN: Final = object()
 _DEEPEST: Final = 32
+_TIMES: Final = 4
+_LEAST_READ: Final = 100  # characters
+_MOST_READ: Final = 4_096
 
 
 def json_valid(answer: Answer) -> bool | None:
@@ -34,6 +39,40 @@ def is_broken(answer: Answer) -> bool:
     """Return whether an answer is unusable: invalid JSON or tool calls, or cut off while still empty."""
     cut_off = answer.is_empty and answer.finish_reason == "length"
     return json_valid(answer) is False or calls_valid(answer) is False or cut_off
+
+
+def is_stuck(answer: Answer, own: FreeAnswer | None) -> bool:
+    """Return whether an answer repeats itself, and an equal model's would not.
+
+    The reference's own answer to the same request says that, if there is one that no lower limit ended. Without one it is said of an
+    answer that was drawn: where nothing is drawn by chance a sound model may repeat itself, too, and a small one often does.
+    """
+    if not repeats_itself(answer.text, answer.finish_reason):
+        return False
+    if own is None or not own.is_there:
+        return not answer.is_repeatable
+    is_shorter = own.finish_reason == "length" and own.max_tokens < (answer.n_tokens or math.inf)
+    return not is_shorter and not repeats_itself(own.text, own.finish_reason)
+
+
+def repeats_itself(text: str, finish_reason: str) -> bool:
+    """Return whether an answer went on with the same piece again and again until a limit ended it.
+
+    A limit ended it (`length`), and the second half of its text, 100 characters at least and its last 4,096 at most, is one piece four times or
+    more.
+    """
+    n_last = min(len(text) // 2, _MOST_READ)
+    if finish_reason != "length" or n_last < _LEAST_READ:
+        return False
+    last = text[-n_last:]
+    longest = n_last // _TIMES
+    begin = last[: n_last - longest]
+    piece = last.find(begin, 1)
+    while 0 < piece <= longest:
+        if last.startswith(last[piece:]):
+            return True
+        piece = last.find(begin, piece + 1)
+    return False
 
 
 def same_structure(answer: Answer, other: Answer) -> bool | None:

@@ -102,6 +102,7 @@ def replica_request(request: RuntimeRequest) -> RuntimeRequest | None:
         model=copy.model,
         timeout_s=request.reference.timeout_s,
         token_file=copy.token_file,
+        media=request.reference.media,
     )
     # The token is the reference's.
     return msgspec.structs.replace(request, reference=reference, is_copy=True, token="")

@@ -1,4 +1,4 @@
-"""Free-running answers with `transformers`: a client's options translated for `generate`, one answer at a time."""
+"""Free-running answers with `transformers`: a client's options translated for `generate`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -76,12 +76,42 @@ def answered(
     has_tools
         Whether tools were offered: then calls are read out of the text, in the form of the chat template.
     """
+    (answer,) = answered_together(
+        model=model,
+        tokenizer=tokenizer,
+        prompts=[prompt],
+        answer_request=answer_request,
+        end_ids=end_ids,
+        within_s=within_s,
+        has_tools=has_tools,
+    )
+    return answer
+
+
+def answered_together(
+    *,
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    answer_request: FreeAnswerRequest,
+    end_ids: tuple[int, ...],
+    within_s: float,
+    has_tools: bool = False,
+) -> list[FreeAnswer]:
+    """Return the answers to several prompts with the same options, as of `answered`.
+
+    Sampled ones are drawn with one seed: another company gives others. Several need a model that masks what pads the shorter prompts, and
+    options without `stop`.
+    """
     if answer_request.max_tokens < 1:
         raise replay_error("the prompt fills the reference's context: there is no room for an answer")
     options = answer_request.options
     ends = (*end_ids, *(token for token in options.get("stop_token_ids") or () if type(token) is int))
     stops = [options["stop"]] if isinstance(options.get("stop"), str) else list(options.get("stop") or ())
-    ids = torch.tensor([list(prompt)], device=model.device)
+    longest = max(map(len, prompts))
+    padding = [longest - len(prompt) for prompt in prompts]
+    ids = torch.tensor([[0] * n + list(prompt) for n, prompt in zip(padding, prompts, strict=True)])
+    mask = torch.tensor([[0] * n + [1] * len(prompt) for n, prompt in zip(padding, prompts, strict=True)])
     with (
         torch.inference_mode(),
         torch.autocast(model.device.type, enabled=False),
@@ -89,12 +119,30 @@ def answered(
     ):
         torch.manual_seed(options["seed"] if type(options.get("seed")) is int else answer_request.seed)
         generated = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
             generation_config=_settings(model, answer_request, ends, stops, within_s),
             tokenizer=tokenizer if stops else None,
         )
-    tokens = generated[0, len(prompt) :].tolist()
+    return [
+        _read(tokens, tokenizer, answer_request, ends, stops, has_tools=has_tools)
+        for tokens in generated[:, longest:].tolist()
+    ]
+
+
+def _read(
+    tokens: list[int],
+    tokenizer: Any,
+    answer_request: FreeAnswerRequest,
+    ends: Sequence[int],
+    stops: Sequence[str],
+    *,
+    has_tools: bool,
+) -> FreeAnswer:
+    """Return the answer that a row of tokens is; what follows its end pads it to the longest answer."""
+    end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+    tokens = tokens[: end + 1]
+    options = answer_request.options
     text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     stopped = min((position for position in map(text.find, stops) if position >= 0), default=-1)
     is_ended = stopped >= 0 or (bool(tokens) and tokens[-1] in ends)

@@ -7,7 +7,8 @@ There are two ways to ask, and the first that the server accepts is used:
 - OpenAI's former `echo` with `logprobs` and no generated token: no ids, and ranks only of listed tokens.
 
 Prompts and answers are sent as token ids. Texts without ids are tokenised by `/tokenize`, with the server's own tokenizer
-and chat template. The precision of such a reference cannot be checked: it is `unverified`.
+and chat template. A chat with an image or sound is sent as it was, the answer as its last message: vLLM returns `prompt_logprobs` of
+chats, too. The precision of such a reference cannot be checked: it is `unverified`.
 """
 
 import http
@@ -20,18 +21,27 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from quantdrift.core.config.schema import Medium
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.tasks import Task
 from quantdrift.models.language.answer import ToolCall
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.models.language.request_options import changes_prompt, object_of
-from quantdrift.models.language.scoring import UNKNOWN, Scores, ScoringRequest, TokenRow, replay_error
+from quantdrift.models.language.scoring import (
+    NO_SCORES,
+    UNKNOWN,
+    Scores,
+    ScoringRequest,
+    TokenRow,
+    replay_error,
+)
 from quantdrift.models.runtimes.embedding import unknown_embedding
 from quantdrift.models.runtimes.protocol import ReferenceRuntime, check_inputs
 from quantdrift.models.runtimes.registry import RuntimeRequest
 from quantdrift.models.runtimes.remote.protocol import Refusal, RefusedError
+from quantdrift.models.runtimes.text.chat_question import probe_question, question_of
 from quantdrift.models.runtimes.text.openai_server import OpenAIServer, unreadable
-from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
+from quantdrift.models.runtimes.text.scoring_runtime import Question, ScoringRuntime
 from quantdrift.models.tensors.arrays import Array, TensorSpec
 
 _PROBE: Final = (0, 0)
@@ -74,6 +84,16 @@ class _Completion(msgspec.Struct):
     choices: list[_Choice]
 
 
+class _Chat(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _Likely] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens of its prompt."""
+        return tuple(self.prompt_token_ids or ())
+
+
 class OpenAILanguage:
     """A language model at a server.
 
@@ -88,10 +108,12 @@ class OpenAILanguage:
     def __init__(self, request: RuntimeRequest, server: OpenAIServer) -> None:
         self._where = request.reference.where(request.model.name)
         self._top = request.model.generation.top
+        self._most = request.model.generation.max_tokens
         self._batch_tokens = request.model.generation.batch_tokens
         self._server = server
         self._answers = OpenAIAnswers(request)
         self.end_ids = request.model.generation.end_ids
+        self.media = request.reference.media
         self.width = 0
         self._ask, self.artefact, self.provenance, longest = server.opened(self._scoring_method)
         # One token is generated with each request: there must be room for it.
@@ -123,10 +145,16 @@ class OpenAILanguage:
         RetryError
             The server is unreachable, fails, or refuses access.
         """
+        scored = iter(
+            [
+                scores
+                for batch in _batches([row for row in rows if row.chat is None], self._batch_tokens)
+                for scores in self._server.guarded(partial(self._ask, batch))
+            ]
+        )
         return [
-            scores
-            for batch in _batches(rows, self._batch_tokens)
-            for scores in self._server.guarded(partial(self._ask, batch))
+            next(scored) if row.chat is None else self._server.guarded(partial(self._by_messages, row.chat))
+            for row in rows
         ]
 
     def answer(
@@ -147,6 +175,9 @@ class OpenAILanguage:
         """
         return self._answers.answer(request, answer_request)
 
+    def answers(self, questions: Sequence[Question], within_s: float) -> None:
+        """Return None: each answer has a request of its own."""
+
     def close(self) -> None:
         """Close the connections."""
         self._answers.close()
@@ -165,12 +196,79 @@ class OpenAILanguage:
                     raise
                 problems.append(str(error))
             else:
+                self._check_media()
                 return way
         ends = f" that contains models.generation.end_ids {list(self.end_ids)}" if self.end_ids else ""
         raise OperatorError(
             f"the server of the reference {self._where} returns no log-probabilities of a prompt{ends} ({'; '.join(problems)}): "
             "serve the reference with vLLM, or use runtime `transformers`"
         )
+
+    def _check_media(self) -> None:
+        """Try each medium that the server is said to read."""
+        if not self.media:
+            return
+        n_without = self._n_probed(None)
+        for medium in self.media:
+            if self._n_probed(medium) <= n_without:
+                raise OperatorError(self._unread(medium, "it leaves it out of the prompt"))
+
+    def _n_probed(self, medium: Medium | None) -> int:
+        """Return the number of tokens of a short chat with its answer."""
+        try:
+            return len(self._asked_chat(question_of(probe_question(medium), is_answered=True)).ids)
+        except RefusedError as error:
+            if error.kind is Refusal.ACCESS:
+                raise
+            raise OperatorError(self._unread(medium, str(error))) from error
+
+    def _unread(self, medium: Medium | None, why: str) -> str:
+        what = "whose answer is given" if medium is None else f"with {medium.value}"
+        return (
+            f"the server of the reference {self._where} gives no log-probabilities of a chat {what} ({why}): serve a model that reads"
+            " it with vLLM, or change models.references.media"
+        )
+
+    def _by_messages(self, request: ScoringRequest) -> Scores:
+        """Return the scores of an answer to messages that are sent as they were."""
+        chat = self._asked_chat(question_of(request, is_answered=True))
+        # Asked for last: what the server has just read is cheap to read again.
+        prompt = self._asked_chat(question_of(request, is_answered=False), is_scored=False).ids
+        n_of_candidate = request.n_prompt_tokens or len(request.prompt_ids or prompt)
+        if len(prompt) != n_of_candidate:
+            raise replay_error(
+                f"the candidate made {n_of_candidate} tokens of the prompt, the reference makes {len(prompt)}: their tokenizers, chat"
+                " templates or image processors differ"
+            )
+        if chat.ids[: len(prompt)] != prompt:
+            raise replay_error("the chat template renders a prompt otherwise where its answer follows")
+        # Its text, so it has no end token, and may have other tokens than were served: then the comparator says so.
+        answer = chat.ids[len(prompt) :]
+        answer = (answer[:-1] if request.is_cut else answer)[: self._most]
+        if not answer:
+            return NO_SCORES
+        row = TokenRow(prompt=(), served=answer, temperature=request.temperature)
+        begin = len(prompt)
+        scores = self._of_prompt(row, (chat.prompt_logprobs or ())[begin : begin + len(answer)])
+        return msgspec.structs.replace(scores, n_read=len(chat.ids))
+
+    def _asked_chat(self, question: Mapping[str, Any], *, is_scored: bool = True) -> _Chat:
+        """Return what the server says of a chat, of which it generates no more than it must."""
+        body = {
+            **question,
+            "model": self._server.name,
+            "max_tokens": 1,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        if is_scored:
+            body["prompt_logprobs"] = self._top
+        chat = self._server.ask("POST", "/v1/chat/completions", _Chat, body)
+        if chat.prompt_token_ids is None:
+            raise unreadable("no tokens of the chat")
+        if is_scored and len(chat.prompt_logprobs or ()) != len(chat.ids):
+            raise unreadable("not the log-probabilities of each token of the chat")
+        return chat
 
     def _tokens(self, question: Mapping[str, Any]) -> tuple[int, ...]:
         return self._server.guarded(lambda: self._tokenized({"model": self._server.name, **question}))

@@ -49,7 +49,7 @@ class KeptPrefixes:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._n_bytes = 0
         self._layers: dict[Tokens, Layers] = {}  # the least recently used first
         self._sorted: list[Tokens] = []
@@ -70,7 +70,7 @@ class KeptPrefixes:
 
     def fits(self, n_bytes: int) -> bool:
         """Return whether so many bytes may be kept at all."""
-        return n_bytes <= self._most_bytes
+        return n_bytes <= self.most_bytes
 
     def keep(self, tokens: Tokens, layers: Layers) -> None:
         """Keep the keys and values of a row; those of its beginnings and the least recently used are removed."""
@@ -79,7 +79,7 @@ class KeptPrefixes:
         self._layers[tokens] = layers
         bisect.insort(self._sorted, tokens)
         self._n_bytes += _n_bytes(layers)
-        while self._n_bytes > self._most_bytes:
+        while self._n_bytes > self.most_bytes:
             self._remove(next(iter(self._layers)))
 
     def clear(self) -> None:

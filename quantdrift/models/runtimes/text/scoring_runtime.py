@@ -1,15 +1,19 @@
 """The runtime that scores served tokens with a language model."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
 import numpy as np
 
 from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.config.schema import Medium
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.models.language.media import media_problem
 from quantdrift.models.language.scoring import (
     _OBJECT,
     ANSWER,
@@ -30,6 +34,14 @@ from quantdrift.models.runtimes.registry import RuntimeRequest
 from quantdrift.models.tensors.arrays import Array, TensorSpec
 
 _CLOCK: Final = SystemClock()
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for a free-running answer, and what returns the tokens of its prompt."""
+
+    request: ScoringRequest
+    answer_request: FreeAnswerRequest
+    prompt: Callable[[], tuple[int, ...]]
 
 
 class LanguageModel(Protocol):
@@ -60,6 +72,11 @@ class LanguageModel(Protocol):
         ...
 
     @property
+    def media(self) -> tuple[Medium, ...]:
+        """What it reads besides text."""
+        ...
+
+    @property
     def end_ids(self) -> tuple[int, ...]:
         """The tokens that end an answer; empty if unknown."""
         ...
@@ -84,6 +101,10 @@ class LanguageModel(Protocol):
         within_s: float,
     ) -> FreeAnswer:
         """Return a free-running answer to the tokens that `prompt` returns; it is late if it takes longer than `within_s`."""
+        ...
+
+    def answers(self, questions: Sequence[Question], within_s: float) -> list[FreeAnswer] | None:
+        """Return the answers to questions with the same options; None: ask for one at a time."""
         ...
 
     def close(self) -> None:
@@ -181,28 +202,41 @@ class ScoringRuntime:
         A failed answer loses no scores, and all of them together take no longer than `models.generation.own_s`.
         """
         until_s = self._clock.monotonic_s() + self._free_answer_s
-        with_answers = []
-        for request, of_request in zip(requests, scores, strict=True):
-            if request.free_answer is None:
-                with_answers.append(of_request)
-                continue
-            left_s = until_s - self._clock.monotonic_s()
-            answer = self._free_answer(request, request.free_answer, left_s)
-            with_answers.append(msgspec.structs.replace(of_request, free_answer=answer))
+        with_answers = list(scores)
+        for numbers in _alike(requests).values():
+            answers = self._free_answers([requests[number] for number in numbers], until_s)
+            for number, answer in zip(numbers, answers, strict=True):
+                with_answers[number] = msgspec.structs.replace(scores[number], free_answer=answer)
         return with_answers
 
-    def _free_answer(
-        self, request: ScoringRequest, answer_request: FreeAnswerRequest, within_s: float
-    ) -> FreeAnswer:
+    def _free_answers(self, requests: Sequence[ScoringRequest], until_s: float) -> list[FreeAnswer]:
+        """Return the answers to requests with the same options: together, if the model can and no request is bad."""
+        questions = [
+            Question(
+                request=request, answer_request=request.free_answer, prompt=partial(self._prompt, request)
+            )
+            for request in requests
+            if request.free_answer is not None
+        ]
+        left_s = until_s - self._clock.monotonic_s()
+        if len(questions) > 1 and left_s > 0:
+            with contextlib.suppress(QuarantineError, RetryError):
+                if (answers := self.language.answers(questions, left_s)) is not None:
+                    return answers
+        return [self._free_answer(question, until_s - self._clock.monotonic_s()) for question in questions]
+
+    def _free_answer(self, question: Question, within_s: float) -> FreeAnswer:
         if within_s <= 0:
             return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         try:
-            return self.language.answer(request, answer_request, lambda: self._prompt(request), within_s)
+            return self.language.answer(question.request, question.answer_request, question.prompt, within_s)
         except (QuarantineError, RetryError):
             return FreeAnswer(outcome=FreeAnswerOutcome.FAILED)
 
     def row(self, request: ScoringRequest) -> TokenRow | None:
         """Return the tokens of a request; None if there is nothing to score. Errors as of `LanguageModel`."""
+        if request.has_media:
+            return self._media_row(request)
         served = request.served_ids
         if served is None and request.served:
             served = self._served_ids(request.served)
@@ -226,6 +260,12 @@ class ScoringRuntime:
         if request.is_ended and ends and len(scored) < room:
             return msgspec.structs.replace(row, served=(*scored, ends[0]), is_ended=True, is_added=True)
         return row
+
+    def _media_row(self, request: ScoringRequest) -> TokenRow | None:
+        """Return the row of a chat with more than text; None without the text that was generated."""
+        if problem := media_problem(request.messages, self.language.media):
+            raise replay_error(problem)
+        return TokenRow(prompt=(), served=(), chat=request) if request.served else None
 
     def _prompt_row(self, request: ScoringRequest) -> TokenRow | None:
         """Return a row that scores any token after a prompt; None if the prompt cannot be rebuilt, or leaves no room."""
@@ -291,8 +331,22 @@ class ScoringRuntime:
         return prompt
 
 
+def _alike(requests: Sequence[ScoringRequest]) -> dict[bytes, list[int]]:
+    """Return the places of the requests for free-running answers, by what their answers are generated with."""
+    places: dict[bytes, list[int]] = {}
+    for place, request in enumerate(requests):
+        if (asked := request.free_answer) is not None:
+            key = msgspec.json.encode(
+                (sorted(asked.options.items()), asked.max_tokens, asked.is_capped, bool(request.tools))
+            )
+            places.setdefault(key, []).append(place)
+    return places
+
+
 def _finished(row: TokenRow, scores: Scores) -> Scores:
     """Return the scores of the served tokens, with the end's probability separated from those of earlier positions."""
+    if row.chat is not None:
+        return scores
     n_scored = len(row.served) - row.is_added
     scores = msgspec.structs.replace(scores, n_read=row.n_tokens)
     if len(scores.ends):

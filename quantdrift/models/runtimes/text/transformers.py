@@ -9,8 +9,10 @@ import inspect
 import json
 import logging
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -38,13 +40,13 @@ from quantdrift.models.runtimes.pytorch.errors import computed
 from quantdrift.models.runtimes.pytorch.precision import Finding, PrecisionRecorder, precision_of
 from quantdrift.models.runtimes.registry import RuntimeRequest
 from quantdrift.models.runtimes.remote.protocol import UNVERIFIED
-from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
+from quantdrift.models.runtimes.text.scoring_runtime import Question, ScoringRuntime
 
 try:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from quantdrift.models.runtimes.text.generate import answered, ending_ids, is_able
+    from quantdrift.models.runtimes.text.generate import answered, answered_together, ending_ids, is_able
     from quantdrift.models.runtimes.text.prefixes import (
         LEAST_SHARED,
         NO_PREFIX,
@@ -133,6 +135,7 @@ class TransformersLanguage:
         self._model: Any = model.eval().requires_grad_(requires_grad=False).to(self._device)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.longest = _longest(model.config)
+        self.media = ()
         self._spellings: dict[int, bytes] = {}
         self.end_ids: tuple[int, ...] = ()
         self.n_computed = 0
@@ -258,6 +261,52 @@ class TransformersLanguage:
             )
 
         return computed(compute)
+
+    def answers(self, questions: Sequence[Question], within_s: float) -> list[FreeAnswer] | None:
+        """Return the answers to questions with the same options, as many computed together as are scored together.
+
+        None: they must be asked one at a time, since the model cannot share, the options have a `stop`, or a prompt leaves less room than the
+        options allow.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: a prompt is invalid, or PyTorch failed.
+        """
+        first = questions[0].answer_request
+        if (
+            self._model is None
+            or not self._token_bytes
+            or first.options.get("stop")
+            or not is_able(first.options)
+        ):
+            return None
+        prompts = [question.prompt() for question in questions]
+        most = max(map(len, prompts)) + first.max_tokens
+        if self.longest is not None and most > self.longest:
+            return None
+        n_rows = max(min(self._batch_tokens, self._prefixes.most_bytes // self._token_bytes) // most, 1)
+        by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+        until_s = time.monotonic() + within_s
+        answers: dict[int, FreeAnswer] = {}
+        for begin in range(0, len(prompts), n_rows):
+            rows = by_length[begin : begin + n_rows]
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                answers |= dict.fromkeys(rows, FreeAnswer(outcome=FreeAnswerOutcome.LATE))
+                continue
+            together = partial(
+                answered_together,
+                model=self._model,
+                tokenizer=self._tokenizer,
+                prompts=[prompts[row] for row in rows],
+                answer_request=questions[rows[0]].answer_request,
+                end_ids=self.end_ids,
+                within_s=left_s,
+                has_tools=bool(questions[0].request.tools),
+            )
+            answers |= dict(zip(rows, computed(together), strict=True))
+        return [answers[index] for index in range(len(prompts))]
 
     def close(self) -> None:
         """Free the model, and the device memory that PyTorch caches."""
