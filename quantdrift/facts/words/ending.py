@@ -106,9 +106,12 @@ def ended(event: AlertEvent) -> AlertText:
 
 def _recovered(event: AlertEvent) -> str:
     evidence = event.evidence
+    signal = evidence.signal
+    if signal.form is SignalForm.SHARE and evidence.detector != DetectorKind.BUDGET:
+        most = "in its worst outputs " if evidence.detector == DetectorKind.TAIL else ""
+        return f"{most}no more of its {signal.things} {signal.verb} than before"
     if evidence.detector == DetectorKind.TAIL:
         return f"its worst outputs are as near to those of {full_precision(event)} as before"
-    signal = evidence.signal
     if signal.form is SignalForm.SHARE:
         return f"no more than {percent(evidence.budget)} of its {signal.things} {signal.verb}, as budgeted"
     if signal.form is SignalForm.SLOW:
