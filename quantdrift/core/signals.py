@@ -185,7 +185,9 @@ class SignalPlugin(msgspec.Struct, frozen=True, kw_only=True):
         if not self.things.strip() or not self.verb.strip():
             raise ValueError("`things` and `verb` must not be empty: they are the words of its alerts")
         if not 0.0 <= self.equal < 1.0:
-            raise ValueError(f"`equal` is {self.equal:g}: it is a mean of values from 0 to 1, and must be below 1")
+            raise ValueError(
+                f"`equal` is {self.equal:g}: it is a mean of values from 0 to 1, and must be below 1"
+            )
 
 
 @cache

@@ -21,7 +21,6 @@ from quantdrift.models.tensors.arrays import Outputs
 from quantdrift.shadow.replay.rows import items_of
 from quantdrift.testing.comparators import N_ITEMS, ComparatorCase, any_outputs, part
 
-
 _ERRORS, _ROUNDING = 4.0, 1e-9
 
 

@@ -141,7 +141,7 @@ def _is_doubt(reason: str) -> bool:
 def finding(event: AlertEvent) -> str:
     """Return what is wrong and where: the measure that decided, beside its budget."""
     evidence, where = event.evidence, _where(event)
-    signal, form = evidence.signal, evidence.signal.form
+    form = evidence.signal.form
     if form is SignalForm.SLOW:
         share = "more exchanges" if evidence.after is None else f"{percent(evidence.after)} of exchanges"
         return f"{share} in {where} took {slower(evidence.latency_budget_s)}{_budget(event)}"

@@ -178,6 +178,7 @@ async def slice_page(request: web.Request) -> web.Response:
             period.grid(buckets or [], version.first_at, entry.last_at),
             name=plain(name),
             budget=signal.budget(budget),
+            baseline=levels.get(signal.metric.value),
             marks=[_mark(event) for event in events],
             alerts=[(alert.onset_at, alert.ended_at) for alert in chosen.alerts],
         )
