@@ -304,6 +304,14 @@ BUILT_IN: Final = (
         ),
     ),
     _share(
+        Metric.FAR_TOKENS,
+        SignalPlugin(
+            detail="far_tokens",
+            things="tokens",
+            verb="diverge by more than models.budget.divergence_p99 allows",
+        ),
+    ),
+    _share(
         Metric.BROKEN,
         SignalPlugin(
             detail="broken",

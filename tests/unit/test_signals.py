@@ -359,7 +359,7 @@ def test_unlikely_tokens_of_what_is_no_text_are_an_error(tmp_path: Path) -> None
     with pytest.raises(OperatorError, match="which only models with the task `generation` have"):
         load(path, {})
     path.write_text('[[models]]\nname = "m"\n[models.budget]\nper_token_p99_s = 0.1\n')
-    with pytest.raises(OperatorError, match="per_token_p99_s is for streamed text"):
+    with pytest.raises(OperatorError, match="per_token_p99_s is for generated text"):
         load(path, {})
 
 
@@ -367,7 +367,7 @@ def test_a_stored_signal_is_read_without_its_package() -> None:
     """Its words are general, and name it."""
     signal = signal_of("elsewhere")
     assert (signal.form, signal.name) == (SignalForm.SHARE, "answers that show elsewhere")
-    of_text = [Metric.CHANGED_TOKENS, Metric.BROKEN, *OF_STREAMS, Metric.UNLIKELY]
+    of_text = [Metric.CHANGED_TOKENS, Metric.FAR_TOKENS, Metric.BROKEN, *OF_STREAMS, Metric.UNLIKELY]
     assert [of.metric for of in named_signals()] == of_text
     assert "elsewhere" not in named_values()
 

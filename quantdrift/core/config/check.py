@@ -213,12 +213,18 @@ def _signals(model: Model) -> Iterator[str]:
     """Yield the budgets of signals that no package adds."""
     names = signal_names()
     if model.task is not Task.GENERATION:
-        for metric in (Metric.CHANGED_TOKENS, Metric.BROKEN, Metric.UNLIKELY, *OF_STREAMS):
+        for metric in (
+            Metric.CHANGED_TOKENS,
+            Metric.FAR_TOKENS,
+            Metric.BROKEN,
+            Metric.UNLIKELY,
+            *OF_STREAMS,
+        ):
             if metric.value in model.budget.signals:
                 yield f"models `{model.name}`: budget.signals names `{metric.value}`, which only models with the task `generation` have"
-        for option in ("first_token_p99_s", "per_token_p99_s"):
+        for option in ("divergence_p99", "first_token_p99_s", "per_token_p99_s"):
             if getattr(model.budget, option):
-                yield f"models `{model.name}`: budget.{option} is for streamed text, which only models with the task `generation` have"
+                yield f"models `{model.name}`: budget.{option} is for generated text, which only models with the task `generation` have"
     for name in model.budget.signals:
         if name not in names:
             yield (
