@@ -5,7 +5,7 @@
 The FP32 model is that of `examples.generation.make`, trained for 500 steps; a candidate has its weights rounded in groups. It answers
 prompts of that model's text, and the shipped reference (`transformers`) and comparator score what it served. The detectors see answers that
 are drawn again from these, at the threshold of 4,000 detectors and an answer a second: a prototype's traffic, not a server's. No real
-kernel and no real server is in it.
+kernel and no real server is in it. Other damage than rounding is in `benchmarks.text_damages`, real kernels in `benchmarks.text_kernels`.
 """
 
 import argparse

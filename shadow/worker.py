@@ -40,6 +40,8 @@ from quantdrift.models.runtimes.canaries.check import with_canary_checks
 from quantdrift.models.runtimes.protocol import ReferenceRuntime
 from quantdrift.models.runtimes.registry import runtime_request
 from quantdrift.models.runtimes.text.candidate_replica import open_with_replica
+from quantdrift.models.runtimes.text.same_tokens import doubt_of
+from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper
 from quantdrift.shadow.pipeline.fair_share import FairShare, terms_of
@@ -131,7 +133,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     try:
         with_canaries = partial(with_canary_checks, clock=clock, on_check=meters.canaries_checked)
         cache = RuntimeCache(config.shadow.reference_memory_bytes)
-        load = _loader(config, secrets.reference_token, cache, with_canaries)
+        at_start: dict[tuple[str, str], str] = {}
+        look = partial(_compare_tokenizers, at_start, config.sidecar.backend)
+        load = _loader(config, secrets.reference_token, cache, with_canaries, look)
         local = [model for model in config.models if not is_remote(model)]
         references = await asyncio.to_thread(References, local, load)
         remote = [model for model in config.models if is_remote(model)]
@@ -160,7 +164,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 await _work(
                     config=config,
                     references=references,
-                    assessor=Assessor(config, name, NoiseReplays(config.shadow.noise_share, clock, rechecks)),
+                    assessor=Assessor(
+                        config, name, NoiseReplays(config.shadow.noise_share, clock, rechecks), at_start
+                    ),
                     database=database,
                     queue=queue,
                     meters=meters,
@@ -392,9 +398,10 @@ def _loader(
     token: str,
     cache: RuntimeCache,
     with_canaries: Callable[[Model, Reference, ReferenceRuntime], ReferenceRuntime],
+    look: Callable[[Model, ReferenceRuntime], None],
 ) -> Load:
     def open_one(model: Model, reference: Reference) -> ReferenceRuntime:
-        runtime = open_with_replica(runtime_request(config, model, reference, token))
+        runtime = open_with_replica(runtime_request(config, model, reference, token), partial(look, model))
         try:
             return with_canaries(model, reference, runtime)
         except BaseException:
@@ -413,6 +420,17 @@ def _loader(
         )
 
     return load
+
+
+def _compare_tokenizers(
+    at_start: dict[tuple[str, str], str], backend: str, model: Model, runtime: ReferenceRuntime
+) -> None:
+    """Note what the candidate's server tokenises otherwise than a reference, once for each; a server that is not there says nothing."""
+    key = model.name, runtime.artefact.digest
+    if isinstance(runtime, ScoringRuntime) and key not in at_start:
+        doubt = at_start[key] = doubt_of(runtime.language, backend, model.name)
+        if doubt:
+            _LOG.warning("model %s: %s", model.name, doubt, extra=of_model(model.name))
 
 
 def _open_if_reachable(references: References, model: Model) -> None:

@@ -14,6 +14,7 @@ from quantdrift.storage.audit import Action, add
 from quantdrift.storage.fold.read import comparison_row
 from quantdrift.storage.fold_rows import ComparisonRow, Source
 from quantdrift.storage.schema.tables import BaselineTable
+from quantdrift.storage.signals import named_values
 from quantdrift.storage.snapshot import rows
 
 _VERSIONS: Final = text("""
@@ -34,16 +35,16 @@ _IN_FORCE: Final = text("""
 """)
 _HISTORY: Final = text(_IN_FORCE.text.replace("distinct on (v.model, v.id, s.id, b.metric, b.kind)", ""))
 # In pages by the primary key: whole exchanges, in the order of capture, however many there are.
-_ROWS: Final = text("""
+_ROWS: Final = """
     select batch_id, c.exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
-        pi1, pi2, u1, u2, candidate_margin, flip, tie, topk, js, divergence, margin, latency_s
+        pi1, pi2, u1, u2, candidate_margin, flip, tie, topk, js, divergence, margin, latency_s, {signals} as signals
     from comparisons(cast(:at as timestamptz), :end, cast(:slices as int[])) c join batch on batch.id = c.batch_id
     where model_version_id = :version
         -- Rows that wait for the monitor are learned when they are folded, and must not be learned twice.
         and batch.fold_seq is not null and slice_ids && cast(:slices as int[])
         and (captured_at, c.exchange_id, item) > (:at, cast(:exchange as uuid), :item)
     order by captured_at, c.exchange_id, item limit :most
-""")
+"""
 _LEARNED: Final = text("""
     select distinct b.slice_id, b.metric, b.kind, d.state
     from baseline b join detector d using (model_version_id, slice_id, metric, kind)
@@ -206,8 +207,9 @@ async def rows_since(
     last = {"at": begin, "exchange": "00000000-0000-0000-0000-000000000000", "item": -1}
     within = {"version": version_id, "slices": list(slice_ids), "begin": begin, "end": end, "most": _PAGE}
     rows: list[ComparisonRow] = []
+    query = text(_ROWS.format(signals=named_values()))
     while True:
-        page = (await connection.execute(_ROWS, {**within, **last})).mappings().all()
+        page = (await connection.execute(query, {**within, **last})).mappings().all()
         rows += [comparison_row(row) for row in page]
         if len(page) < _PAGE:
             break

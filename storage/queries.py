@@ -66,6 +66,20 @@ where model_version_id = :version and slice_id = :slice
 group by is_before, bar
 order by is_before desc, bar;
 """
+TOKENS: Final = """
+select cast(split_part(pair, ':', 1) as int) as bin, sum(cast(split_part(pair, ':', 2) as float) / (pi1 * pi2)) as weight,
+  sum(cast(split_part(pair, ':', 2) as int)) as tokens
+from (
+  select pi1, pi2, detail ->> 'divergence_bins' as bins
+  from comparisons(:begin, :end, array[:slice])
+  where model_version_id = :version and slice_ids @> array[:slice] and detail ? 'divergence_bins'
+  order by captured_at desc
+  limit 5000
+) as newest
+cross join string_to_table(bins, ' ') as pair
+group by bin
+order by bin;
+"""
 DIRECTIONS: Final = """
 select coalesce(reference_class, -1)::text as reference, coalesce(candidate_class, -1)::text as candidate, count(*) as n,
   count(*) filter (where tie) as n_tie, sum(weight) as weight, sum(weight) / sum(sum(weight)) over () as share

@@ -42,6 +42,7 @@ class QuarantineReason(StrEnum):
     SCHEMA = "schema"  # tensor names, types or shapes do not match the reference
     MEDIA = "media"  # a message has images, audio or the like that the reference does not read
     OUTPUT = "output"  # the candidate's output cannot be compared with the reference's
+    TOKENIZER = "tokenizer"  # candidate and reference make other tokens of the same text
     REPLAY = "replay"  # the reference fails on this input every time
     TOO_LATE = "too_late"  # captured so long ago that its partition is gone
     TOO_EARLY = "too_early"  # captured in the future because a clock is wrong

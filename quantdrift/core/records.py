@@ -42,6 +42,7 @@ class Metric(Extensible):
     BROKEN = "broken-answers"  # of generated text: 1 where it is empty, breaks the form that was asked for, or has another value
     SLOW_START = "slow-starts"  # of streamed text: 1 where the first token took longer than `models.budget.first_token_p99_s`, else 0
     SLOW_TOKENS = "slow-tokens"  # of streamed text: 1 where each further token took longer than `models.budget.per_token_p99_s`, else 0
+    FAR_TOKENS = "far-tokens"  # of generated text: share of the positions of an answer that diverge by more than `models.budget.divergence_p99`
     UNLIKELY = "unlikely-tokens"  # of sampled text: how far its tokens are among the least likely 5 % of the reference, 0.05 if both are equal
 
     @classmethod

@@ -109,6 +109,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
         What it is, in a list.
     moved
         What happened, in one line about an alert without figures.
+    equal
+        Its mean where candidate and reference agree.
     things, verb
         Of `SHARE`: the mean is the share of these that do this.
     """
@@ -127,6 +129,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     moved: str
     things: str = ""
     verb: str = ""
+    equal: float = 0.0
 
     @property
     def is_about_speed(self) -> bool:
@@ -141,7 +144,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     def is_asked(self, kind: str, budget: ModelBudget) -> bool:
         """Return whether a model's budget asks for a detector of this kind."""
         if self.detail:
-            return kind == DetectorKind.BUDGET and is_watched(self.metric.value, budget.signals)
+            return kind in self.kinds and is_watched(self.metric.value, budget.signals)
         if self.has_sums and not is_judged(self.metric, budget):
             return False
         watched = self.kinds.get(DetectorKind(kind))
@@ -156,20 +159,23 @@ class SignalPlugin(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     detail
-        Name of the value in the `detail` of the comparator's divergences: 0 where candidate and reference agree, at most 1. An item
-        without it, or with NaN, is not counted.
+        Name of the value in the `detail` of the comparator's divergences: from 0 to 1, more is worse. An item without it, or with NaN, is
+        not counted.
     things
         What there is a share of, in the plural: `forecast intervals`.
     verb
         What this share does: `miss those of the reference`.
     pages
         Whether its evidence can page. Else it opens tickets.
+    equal
+        Its mean where candidate and reference agree: 0, unless chance decides some of it. A budget must be above it.
     """
 
     detail: str
     things: str
     verb: str
     pages: bool = True
+    equal: float = 0.0
 
     def __post_init__(self) -> None:
         if not _DETAIL.fullmatch(self.detail):
@@ -178,12 +184,27 @@ class SignalPlugin(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not self.things.strip() or not self.verb.strip():
             raise ValueError("`things` and `verb` must not be empty: they are the words of its alerts")
+        if not 0.0 <= self.equal < 1.0:
+            raise ValueError(
+                f"`equal` is {self.equal:g}: it is a mean of values from 0 to 1, and must be below 1"
+            )
 
 
 @cache
-def _share(metric: Metric, plugin: SignalPlugin) -> Signal:
-    """Return the record of a share."""
+def _share(metric: Metric, plugin: SignalPlugin, *, is_learned: bool = False) -> Signal:
+    """Return the record of a share; `is_learned` adds the detectors that compare it with what it was before."""
     what = f"{plugin.things} that {plugin.verb}"
+    said, things, verb = _escaped(what), _escaped(plugin.things), _escaped(plugin.verb)
+    learned = {
+        DetectorKind.CHANGE: WatchedBy(
+            reason=f"the share of {said} {{is_}} above its learned baseline",
+            wrong=f"more {things} of {{title}} {verb} than before",
+        ),
+        DetectorKind.TAIL: WatchedBy(
+            reason=f"the upper tail of the share of {said} {{is_}} above its learned baseline",
+            wrong=f"the worst outputs of {{title}} have more {things} that {verb} than before",
+        ),
+    }
     return Signal(
         metric=metric,
         form=SignalForm.SHARE,
@@ -195,11 +216,13 @@ def _share(metric: Metric, plugin: SignalPlugin) -> Signal:
         moved=f"more {plugin.things} {plugin.verb}",
         things=plugin.things,
         verb=plugin.verb,
+        equal=plugin.equal,
         kinds={
             DetectorKind.BUDGET: WatchedBy(
-                reason=f"the share of {_escaped(what)} {{is_}} above the budget",
-                wrong=f"more {_escaped(plugin.things)} of {{title}} {_escaped(plugin.verb)} than the budget allows",
-            )
+                reason=f"the share of {said} {{is_}} above the budget",
+                wrong=f"more {things} of {{title}} {verb} than the budget allows",
+            ),
+            **(learned if is_learned else {}),
         },
     )
 
@@ -281,6 +304,14 @@ BUILT_IN: Final = (
         ),
     ),
     _share(
+        Metric.FAR_TOKENS,
+        SignalPlugin(
+            detail="far_tokens",
+            things="tokens",
+            verb="diverge by more than models.budget.divergence_p99 allows",
+        ),
+    ),
+    _share(
         Metric.BROKEN,
         SignalPlugin(
             detail="broken",
@@ -312,10 +343,16 @@ BUILT_IN: Final = (
             detail="unlikely",
             things="sampled tokens",
             verb="are among the 5 % that the FP32 model would say least",
+            equal=0.05,
         ),
+        is_learned=True,
     ),
 )
 """Quantdrift's own."""
+LEARNED: Final = tuple(
+    signal.metric for signal in BUILT_IN if {DetectorKind.CHANGE, DetectorKind.TAIL} & set(signal.kinds)
+)
+"""The metrics with a learned baseline that a person can accept, freeze or keep."""
 WATCHED: Final = tuple(signal.metric for signal in BUILT_IN if signal.has_sums)
 """The metrics that roll-ups, the floors of noise and the search for slices have, in this order."""
 _BY_METRIC: Final[Mapping[str, Signal]] = {signal.metric.value: signal for signal in BUILT_IN}

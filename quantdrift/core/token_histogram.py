@@ -34,9 +34,38 @@ class TokenQuantiles(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class TokenBins(msgspec.Struct, frozen=True, kw_only=True):
+    """The sum of the histograms of many answers.
+
+    Parameters
+    ----------
+    weights
+        The weight of the tokens in each bin.
+    tokens
+        How many tokens there are.
+    """
+
+    weights: dict[int, float]
+    tokens: int
+
+    @property
+    def quantiles(self) -> TokenQuantiles | None:
+        """Quantiles over all tokens; None without any."""
+        return quantiles_of(self.weights, self.tokens)
+
+    @property
+    def above(self) -> list[tuple[float, float]]:
+        """The share of the tokens at or above the lower edge of each bin, with that edge in nats, while there are any."""
+        total, found = sum(self.weights.values()), []
+        for number in range(1, max(self.weights, default=0) + 1):
+            share = sum(weight for of, weight in self.weights.items() if of >= number) / total
+            found.append((_LEAST * 10 ** ((number - 1) / _PER_DECADE), share))
+        return found
+
+
 def histogram(divergences: Iterable[float]) -> str:
     """Return the bins that have tokens, each with their number: `BIN:N`, with spaces between; NaN is in none."""
-    counts = Counter(_bin(value) for value in divergences if not math.isnan(value))
+    counts = Counter(bin_of(value) for value in divergences if not math.isnan(value))
     return " ".join(f"{number}:{n}" for number, n in sorted(counts.items()))
 
 
@@ -62,7 +91,8 @@ def quantiles_of(weights: Mapping[int, float], n_tokens: int) -> TokenQuantiles 
     return TokenQuantiles(median=median, p99=p99, p999=p999, tokens=n_tokens)
 
 
-def _bin(value: float) -> int:
+def bin_of(value: float) -> int:
+    """Return the bin of a divergence that is a number."""
     if value < _LEAST:
         return 0
     return min(1 + math.floor(_PER_DECADE * math.log10(value / _LEAST)), _TOP) if value < math.inf else _TOP

@@ -11,6 +11,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.signals import signal_of
 from quantdrift.core.tasks import MEASURES, Measure, Task
 from quantdrift.core.text import Table
+from quantdrift.core.token_histogram import TokenQuantiles
 from quantdrift.facts.estimate import Change, Difference, Estimate, change_of
 from quantdrift.facts.figures import Figure, shown
 from quantdrift.facts.incidents import Incident
@@ -57,6 +58,8 @@ class ReportedSlice(_Figures, frozen=True, kw_only=True):
         p50, p95, p99 and p99.9 of the divergence; None where there is too little data for that quantile.
     shortfall
         Mean of the divergence above its p99; None where there is no p99.
+    tokens
+        Of generated text the quantiles of the divergence over the tokens of its newest 5,000 answers; None: it is no text, or not drawn.
     decided
         The figures that decided its verdict, where that is an alert or the end of one. The other figures are of the
         whole period.
@@ -81,6 +84,7 @@ class ReportedSlice(_Figures, frozen=True, kw_only=True):
     n_infinite: int
     tail: tuple[Quantile | None, ...]
     shortfall: Quantile | None = None
+    tokens: TokenQuantiles | None = None
     flip_noise: float = 0.0
     divergence_noise: float = 0.0
     tie: float | None = None

@@ -14,6 +14,7 @@ from quantdrift.core.signals import DetectorKind, SignalForm, signal_names, sign
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
+from quantdrift.core.token_histogram import TokenBins
 from quantdrift.facts.figures import Figure, Scope, Served, Subject, period
 from quantdrift.facts.interval import excess, quantile, shortfall
 from quantdrift.facts.speed import ItemTimes, Times
@@ -78,6 +79,8 @@ class PeriodFacts(msgspec.Struct, frozen=True, kw_only=True):
         how long an item took with reference and candidate.
     divergences
         Per version of generated text the name of the divergence that its newest answers have.
+    tokens
+        Of generated text the divergence of the newest tokens, of the slices that are drawn and of all traffic.
     people
         How many people got a changed answer on the last day of data.
     serving
@@ -99,6 +102,7 @@ class PeriodFacts(msgspec.Struct, frozen=True, kw_only=True):
     learned_s: Mapping[int, float] = {}
     items: tuple[ItemTimes, ...] = ()
     divergences: Mapping[int, str] = {}
+    tokens: Mapping[Key, TokenBins] = {}
     people: Mapping[Key, Figure] = {}
     serving: Mapping[tuple[str, str], Serving] = {}
     served_last: frozenset[int] = frozenset()
@@ -309,6 +313,7 @@ def _slice(config: Config, facts: PeriodFacts, version: Version, key: Key) -> Re
         n_infinite=sums.n_infinite,
         tail=tuple(quantile(bins, p, n_divergence) for p in QUANTILES),
         shortfall=shortfall(bins, SHORTFALL, n_divergence),
+        tokens=facts.tokens[key].quantiles if key in facts.tokens else None,
         tie=sums.tie / sums.tie_weight if sums.tie_weight else None,
         flip_noise=noise.get(Metric.FLIP, 0.0),
         divergence_noise=noise.get(Metric.DIVERGENCE, 0.0),

@@ -8,6 +8,7 @@ import msgspec
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import UNVERIFIED
 from quantdrift.core.signals import SignalForm, signal_of
+from quantdrift.core.token_histogram import TokenBins
 from quantdrift.facts import figures
 from quantdrift.facts.figures import Figure, Served
 from quantdrift.facts.incidents import Incident
@@ -46,6 +47,7 @@ from quantdrift.storage.figures.figures import SeenVersion, of_alert, people_aff
 from quantdrift.storage.figures.figures import versions as versions_until
 from quantdrift.storage.figures.periods import Extent, Grain, SliceSums, SumWindow
 from quantdrift.storage.figures.spans import VersionReader
+from quantdrift.storage.figures.tokens import token_bins
 from quantdrift.storage.incidents.incidents import list_incidents, with_costs
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.serving import servings
@@ -179,6 +181,8 @@ async def gather(
             },
         )
 
+        facts = msgspec.structs.replace(facts, tokens=await _tokens(connection, config, facts, drawn, period))
+
     progress("reading how long answers took")
     took, learned_s = await _speeds(connection, config, facts, period)
     items = tuple(await item_times(connection, period.end - _SPEED_SPAN, period.end))
@@ -250,6 +254,25 @@ async def _divided(
                 buckets[key], how.window, how.width, alert.onset_at, cap
             )
     return [bucket for of_slice in buckets.values() for bucket in of_slice]
+
+
+async def _tokens(
+    connection: Connection,
+    config: Config,
+    facts: PeriodFacts,
+    drawn: Mapping[int, Sequence[int]],
+    period: Period,
+) -> dict[Key, TokenBins]:
+    """Return the divergence of the newest tokens of generated text, of all traffic and of the drawn slices of each version."""
+    keys = [
+        (version.id, slice_id)
+        for version in facts.versions
+        if config.measure(version.model).measured_by_divergence
+        for slice_id in (*drawn.get(version.id, ()), *facts.everything())
+        if (version.id, slice_id) in facts.totals
+    ]
+    found = {key: await token_bins(connection, *key, period.begin, period.end) for key in keys}
+    return {key: bins for key, bins in found.items() if bins.tokens}
 
 
 async def _speeds(

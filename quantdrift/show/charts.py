@@ -45,6 +45,8 @@ _MONDAY: Final = datetime(2001, 1, 1, tzinfo=UTC)
 _OTHER_SIDE: Final = {"start": "end", "end": "start"}
 _MOST_TICKS: Final = 8
 _MOST_LEVELS: Final = 4
+_LEAST_SHARE: Final = 1e-4
+"""The smallest share that a plot with a logarithmic axis shows."""
 _JOINED: Final = 1.5
 """Points further apart than so many widths are not joined: between them nothing was compared."""
 
@@ -163,6 +165,42 @@ def bars(before: Sequence[float], after: Sequence[float], *, title: str) -> Mark
 def margin_bars(same: Sequence[float], changed: Sequence[float], *, title: str) -> Markup:
     """Return two histograms over equal parts of [0, 1], as shares."""
     return _pair(same, changed, [_Label(tick / 5, percent(tick / 5)) for tick in range(6)], title)
+
+
+def beyond(
+    shares: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]], *, title: str
+) -> Markup:
+    """Return which share of the values is as large as a value or larger, as a falling line: both axes are logarithmic.
+
+    Parameters
+    ----------
+    shares, others
+        Values from 1e-6 to 100 with their shares, and those of what they are beside.
+    """
+    levels = [10.0**exponent for exponent in range(-4, 1)]
+    height, floor = HEIGHT, HEIGHT - _BOTTOM
+
+    def y(share: float) -> float:
+        return round(floor - (floor - _TOP) * (1 - math.log10(share) / math.log10(_LEAST_SHARE)), 1)
+
+    def x(value: float) -> float:
+        return (6 + math.log10(value)) / 8
+
+    parts = grid_lines(levels, y, percent)
+    framed = [
+        f'<polyline class="{kind}" points="{" ".join(f"{round(_FRAME * x(value), 1)},{y(share)}" for value, share in drawn if share >= _LEAST_SHARE)}"/>'
+        for kind, drawn in (("other", others), ("mean", shares))
+        if drawn
+    ]
+    parts.append(frame(framed, height))
+    parts.append(
+        _texts(
+            [_Label(x(10.0**exponent), number(10.0**exponent)) for exponent in range(-5, 2)],
+            "tick",
+            floor + 20,
+        )
+    )
+    return _svg(parts, title, height)
 
 
 def _pair(first: Sequence[float], second: Sequence[float], ticks: Sequence[_Label], title: str) -> Markup:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -81,6 +82,8 @@ class Assessor:
         Name of this worker in the database.
     noise
         Measures the noise of references and candidates; None: noise is not measured.
+    at_start
+        As of `ConfigWarnings`.
 
     Attributes
     ----------
@@ -92,10 +95,16 @@ class Assessor:
         Options that do not fit the references' outputs.
     """
 
-    def __init__(self, config: Config, worker: str, noise: NoiseReplays | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        worker: str,
+        noise: NoiseReplays | None = None,
+        at_start: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    ) -> None:
         self.learned = ClusterSlices(config)
         self.noise = noise or NoiseReplays(0.0, SystemClock())
-        self.config_warnings = ConfigWarnings()
+        self.config_warnings = ConfigWarnings(at_start)
         self._config = config
         self._time_zone = ZoneInfo(config.capture.time_zone)
         self._worker = worker

@@ -53,7 +53,7 @@ PER_S: Final = EXEMPLARS_EACH / _HOUR_S
 """Exemplars of each kind and slice that a worker stores, on average and at most."""
 _DECAY_S: Final = 600.0
 _FOR_CERTAIN: Final = EXEMPLARS_EACH / 2
-_OF_TEXT: Final = (Metric.BROKEN, Metric.CHANGED_TOKENS, Metric.UNLIKELY)
+_OF_TEXT: Final = (Metric.BROKEN, Metric.CHANGED_TOKENS, Metric.FAR_TOKENS, Metric.UNLIKELY)
 _OF_CHANCE: Final = signal_of(Metric.UNLIKELY).detail  # a short sound answer has many, now and then
 _MOST_SLICES: Final = 4096
 _DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items()}

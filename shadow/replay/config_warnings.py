@@ -8,6 +8,7 @@ comparison changes, so that a metric keeps its meaning while a version is monito
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import numpy as np
@@ -52,8 +53,17 @@ class _OptionCheck(Protocol):
         ...
 
 
+TOKENIZER: Final = "references.path"
+"""The option of a warning about the tokenizer of a language model."""
+
+
 class ConfigWarnings:
     """Checks the references' outputs. Not thread-safe, except for reading `found`.
+
+    Parameters
+    ----------
+    at_start
+        What was found when a reference was opened, by model and digest: of its tokenizer. Others add to it.
 
     Attributes
     ----------
@@ -61,7 +71,8 @@ class ConfigWarnings:
         The warnings, by model and option.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_start: Mapping[tuple[str, str], str] = MappingProxyType({})) -> None:
+        self._at_start = at_start
         self.found: dict[tuple[str, str], str] = {}
         self._seen: list[ConfigWarningRow] = []
         self._checks: dict[tuple[str, str], _OptionCheck | None] = {}
@@ -81,7 +92,8 @@ class ConfigWarnings:
             if key not in self._checks:
                 self._checks[key] = _check_of(model)
                 if self._checks[key] is None:
-                    self._report(key, "", "")
+                    doubt = self._at_start.get(key, "")
+                    self._report(key, TOKENIZER if doubt else "", doubt)
             check = self._checks[key]
             if check is None:
                 return
@@ -114,7 +126,8 @@ class ConfigWarnings:
         )
         if doubt and (model, option) not in self.found:
             self.found[model, option] = doubt
-            _LOG.warning("model %s, option %s: %s", model, option, doubt, extra=of_model(model))
+            if option != TOKENIZER:  # that one is in the log since the start
+                _LOG.warning("model %s, option %s: %s", model, option, doubt, extra=of_model(model))
 
 
 def _check_of(model: Model) -> _OptionCheck | None:

@@ -19,13 +19,17 @@ from playwright.async_api import Browser, Page
 
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Notify, Reference, Web
+from quantdrift.core.tasks import Task
+from quantdrift.report.period import Period, PeriodKind
 from quantdrift.show.page.server import page_port
+from quantdrift.show.report.page import write
 from quantdrift.storage import snapshot
 from quantdrift.storage.alerts.alerts import Act, FindingKind, act, add_finding, find_alert
 from quantdrift.storage.database import Database
 from quantdrift.storage.incidents.incidents import IncidentCount, Say, say, store_count
 from quantdrift.storage.incidents.writing import write_incidents
 from quantdrift.storage.schema.roles import PAGE, READER
+from tests.support.monitor.monitor_processes import connected
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.logins import login_in
 from tests.support.storage.page_rows import write_history
@@ -866,3 +870,43 @@ async def test_an_incident_is_one_page_with_its_story(
         seen = await _look(browser, base, [f"/incident/{number}", f"/alert/{alert}"], 1280, "light")
         assert "by ada: int8-8 serves everywhere" in seen[f"/incident/{number}"]
         assert "Say what quantdrift cannot see" not in seen[f"/incident/{number}"]
+
+
+async def test_how_far_single_tokens_moved_is_drawn(
+    browser: Browser, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """On the page of a slice of generated text before and since the onset, and in the report beside all traffic; the query gives the numbers."""
+    story = await write_short_story(postgres_dsn)
+    faint = story.slice_ids[1]
+    async with connected(postgres_dsn) as record:
+        await record.execute(
+            """
+            update comparison set detail = jsonb_build_object('divergence_bins',
+                case when $1 = any(slice_ids) and captured_at >= $2 then '25:199 37:1' else '1:40' end)
+            """,
+            faint,
+            START + 50 * MINUTE,
+        )
+    text = Model(name="digits", task=Task.GENERATION, references=(Reference(path="a"),))
+    config = Config(models=(text,))
+    path = tmp_path / "report.html"
+    period = Period(kind=PeriodKind.RANGE, begin=START, end=START + 95 * MINUTE)
+    await write(config, Secrets(dsn=postgres_dsn), period, out=path, progress=lambda _: None)
+    async with _served(postgres_dsn, config=config) as base:
+        page, _, complaints = await _open(browser, 390, "dark")
+        await page.goto(f"{base}/slice/{story.version_id}/{faint}")
+        assert await page.evaluate(_CHECKS) == []
+        said = await page.locator("main").inner_text()
+        assert "Before: median 1.2e-06, 99 % 1.2e-06, 99.9 % 1.2e-06 nat over " in said
+        assert "median 0.012, 99 % 0.012, 99.9 % 1.2 nat over " in said
+        drawing = page.locator("svg[aria-label='Share of the tokens that moved at least so far']")
+        assert await drawing.locator("polyline").count() == 2
+        query = await page.locator("#tokens-query").text_content()
+        async with connected(postgres_dsn) as record:
+            rows = await record.fetch(query or "")
+        assert {row["bin"] for row in rows} == {25, 37}
+        await page.goto(path.as_uri())
+        await page.locator("#tokens > summary").click()
+        assert await page.locator("#tokens polyline").count() == 2
+        assert "scanner=faint" in await page.locator("#tokens").inner_text()
+    assert complaints == []

@@ -144,6 +144,22 @@ def test_a_prompt_of_other_tokens_than_the_candidates_is_refused(language_folder
         scored(runtime, ScoringRequest(messages=said, n_prompt_tokens=3, served="the mean"))
 
 
+def test_served_tokens_of_another_vocabulary_are_refused(
+    runtime: ReferenceRuntime, asked: list[ScoringRequest], request: pytest.FixtureRequest
+) -> None:
+    """Where their text is known, and until an answer agrees; a server that cannot spell them scores them as they are."""
+    text = TEXTS[2][1]
+    right = msgspec.structs.replace(asked[2], served=text)
+    wrong = msgspec.structs.replace(right, served_ids=tuple(range(40, 40 + len(right.served_ids or ()))))
+    if "echo" in request.node.callspec.id:
+        scored(runtime, wrong)
+        return
+    with pytest.raises(QuarantineError, match="tokenizer: the tokens of the answer are another text"):
+        scored(runtime, wrong)
+    for each in (right, wrong):
+        scored(runtime, each)
+
+
 def test_a_runtime_says_what_it_is(runtime: ReferenceRuntime) -> None:
     """The digest is that of the reference; what a server holds is not verified."""
     assert len(runtime.artefact.digest) == 64

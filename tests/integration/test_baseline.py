@@ -371,7 +371,7 @@ async def test_a_decision_about_the_baseline_in_force_has_no_content(
 async def test_an_exchange_longer_than_a_page_is_read_whole(
     database: Database, record: asyncpg.Connection
 ) -> None:
-    """It comes in one part, as every exchange does, and no part is empty."""
+    """It comes in one part, as every exchange does, and no part is empty; with the values of its named signals."""
     rows = tuple(
         msgspec.structs.replace(
             TEMPLATE, exchange_id=f"{number:032x}", item=item, captured_us=BEGIN_US + number * SECOND_US
@@ -382,6 +382,9 @@ async def test_an_exchange_longer_than_a_page_is_read_whole(
     await store_batch(record, BatchRows(fold_seq=0, stored_us=rows[-1].captured_us, comparisons=rows))
     async with database.begin() as connection:
         await claim(connection, 0, 10)
+        await connection.execute(text("update comparison set detail = '{\"unlikely\": 0.2}' where item = 7"))
         found = rows_since(connection, 1, [ALL_ID], BEGIN, BEGIN + timedelta(hours=1))
-        parts = [len(part) async for part in found]
-    assert parts == [12_001]
+        parts = [part async for part in found]
+    assert [len(part) for part in parts] == [12_001]
+    assert parts[0][7].signals == {"unlikely-tokens": 0.2}
+    assert parts[0][8].signals == {}

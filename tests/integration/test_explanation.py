@@ -23,7 +23,7 @@ from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.alerts.evidence import Evidence, EvidenceItem
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures.grammar import grammar_tokens
-from quantdrift.storage.figures.tokens import token_quantiles
+from quantdrift.storage.figures.tokens import token_bins
 from quantdrift.storage.fold.read import claim, load_catalog, resume
 from quantdrift.storage.fold.write import write
 from quantdrift.storage.fold_rows import from_us
@@ -272,11 +272,11 @@ async def test_which_divergence_answers_of_a_language_model_have_is_said(
             """
         )
         slice_id = await record.fetchval("select id from slice where predicate = 'true'")
-        of_tokens = await token_quantiles(connection, version, slice_id, from_us(0), before)
+        of_tokens = (await token_bins(connection, version, slice_id, from_us(0), before)).quantiles
         assert of_tokens is not None
         assert of_tokens.median == of_tokens.p999 == pytest.approx(1e-6 * 10 ** (36.5 / 6))
         assert of_tokens.tokens % 7 == 0 < of_tokens.tokens <= 35_000
-        assert await token_quantiles(connection, version, slice_id, before, before) is None
+        assert (await token_bins(connection, version, slice_id, before, before)).quantiles is None
         # A third of the answers has no grammar, and of another third it is not known where it left no choice.
         await record.execute(
             """

@@ -21,6 +21,7 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Budget, Capture, Config, Generation, Slice
 from quantdrift.core.records import Exchange, Latency, TextAttribute
+from quantdrift.core.token_histogram import bin_of, counts_of
 from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.models.tensors.codec import decode
 from quantdrift.shadow.pipeline.assess import Assessor
@@ -276,7 +277,7 @@ async def test_answers_are_stored_and_folded(
         told.model,
         name="digits",
         batched=False,
-        budget=Budget(first_token_p99_s=0.4, per_token_p99_s=60.0),
+        budget=Budget(first_token_p99_s=0.4, per_token_p99_s=60.0, divergence_p99=1e-3),
     )  # a chat is several items all the same
     rule = Slice(name="prompt", feature="length", edges=(20.0,))
     config = Config(models=(model,), slices=(rule,))
@@ -313,6 +314,10 @@ async def test_answers_are_stored_and_folded(
         assert [row["per_token_s"] for row in rows] == pytest.approx(per_token)
         slow = {(detail["slow_start"], detail["slow_tokens"]) for detail in details}
         assert slow == {(1, 0)}  # the first token took 0.5 s of 0.4, and each further one less than a minute
+        for detail in details:
+            bins = counts_of(detail["divergence_bins"])
+            beyond = sum(n for number, n in bins.items() if number >= bin_of(1e-3))
+            assert detail["far_tokens"] == pytest.approx(beyond / bins.total(), rel=1e-5)
         (own,) = await record.fetch(LENGTHS.replace("assistant", "digits"))
         assert own["n"] == len(REQUEST)
         assert own["finish_changes"] == np.mean([detail["finish_changed"] for detail in details])

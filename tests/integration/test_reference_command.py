@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,13 @@ from click.testing import CliRunner, Result
 
 from quantdrift.cli.main import main
 from quantdrift.models.runtimes.registry import open_reference
-from quantdrift.models.runtimes.text.same_tokens import other_tokens, tokenize_at
+from quantdrift.models.runtimes.text.same_tokens import CandidateServer, doubt_of, other_tokens
 from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
 from tests.support.commands import invoked
 from tests.support.shadow.language_models import loaded, opening, quantised
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, linear_model, saved
 from tests.support.shadow.vllm_like import VllmLike, serving
+from tests.support.sidecar.relay_process import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -174,7 +176,7 @@ def test_another_tokenizer_or_template_is_found_before_anything_is_compared(
 
     def other(served: Any, *, echo: bool = False) -> str:
         with serving(VllmLike(model, served, takes_prompt_logprobs=not echo)) as url:
-            return other_tokens(runtime.language, tokenize_at(url.removeprefix("http://"), "small"))
+            return other_tokens(runtime.language, CandidateServer(url.removeprefix("http://"), "small"))
 
     assert not other(tokenizer)
     template = copy.deepcopy(tokenizer)
@@ -192,3 +194,45 @@ def test_another_tokenizer_or_template_is_found_before_anything_is_compared(
     assert done.exit_code == 2
     assert "tokens of 'The quick brown fox jumps over the lazy dog.'" in done.output
     assert "their tokenizers differ. Serve the reference with the tokenizer" in done.output
+
+
+@contextmanager
+def _llama_cpp(file: Path) -> Iterator[str]:
+    """Serve a GGUF file by llama.cpp's own server; yield HOST:PORT once it answers."""
+    port = free_port()
+    command = [sys.executable, "-m", "quantdrift.demo.text.server", "--file", str(file), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline_s = time.monotonic() + 60
+        while not CandidateServer(f"127.0.0.1:{port}", "small").tokens({"content": "a"}):
+            assert process.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_the_chat_template_of_llama_cpp_is_compared(language_folder: Path, tmp_path: Path) -> None:
+    """Its server renders a chat: the same template has no doubt, and another one is named with what to do."""
+    from quantdrift.demo.text.model import write_gguf
+
+    model, tokenizer = loaded(language_folder)
+    runtime = open_reference(opening(language_folder))
+    assert isinstance(runtime, ScoringRuntime)
+    weights = {name: weight.detach().numpy() for name, weight in model.state_dict().items()}
+    doubts = []
+    for begin in ("", "{{ 'And so: ' }}"):
+        served = copy.deepcopy(tokenizer)
+        served.chat_template = begin + tokenizer.chat_template
+        write_gguf(tmp_path / "served.gguf", weights, model.config, served, bits=32)
+        with _llama_cpp(tmp_path / "served.gguf") as address:
+            doubts.append(doubt_of(runtime.language, address, "small"))
+    runtime.close()
+    assert doubts[0] == ""
+    assert (
+        "their chat templates differ. Serve the reference with the tokenizer and the chat template"
+        in doubts[1]
+    )
+    assert doubt_of(runtime.language, "127.0.0.1:1", "small") == ""  # nobody is there

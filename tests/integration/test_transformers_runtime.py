@@ -146,17 +146,41 @@ def test_a_chat_is_made_by_the_tokenizers_template(language_folder: Path) -> Non
     [
         ScoringRequest(messages=({"role": "user", "content": [{"type": "image_url"}]},), served="a"),
         ScoringRequest(messages=SAID, template={"chat_template_kwargs": {"tokenize": False}}, served="a"),
-        ScoringRequest(
-            messages=({"role": "user"},), template={"documents": 5, "x": 1}, prompt_ids=(10**6,), served="a"
-        ),
         ScoringRequest(prompt="", served="a"),
     ],
-    ids=["an image", "an argument of ours", "a token that is none", "no prompt"],
+    ids=["an image", "an argument of ours", "no prompt"],
 )
 def test_what_the_model_cannot_read_is_refused(language_folder: Path, asked: ScoringRequest) -> None:
     """As a replay error of that exchange alone."""
     with pytest.raises(QuarantineError, match="replay"):
         scored(open_reference(opening(language_folder)), asked)
+
+
+def test_served_tokens_that_are_another_text_are_refused(language_folder: Path) -> None:
+    """Each exchange until one agrees: a candidate with another vocabulary is never compared, and afterwards nothing is asked."""
+    runtime = open_reference(opening(language_folder))
+    _, tokenizer = loaded(language_folder)
+    text = "You may obtain a copy of the License at"
+    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    other = tuple(reversed(ids[1:])) + tuple(range(40, 60))
+
+    def asked(served_ids: tuple[int, ...], served: str = text) -> ScoringRequest:
+        return ScoringRequest(prompt="of", served=served, served_ids=served_ids)
+
+    for _ in range(2):
+        with pytest.raises(QuarantineError, match="tokenizer: the tokens of the answer are another text"):
+            scored(runtime, asked(other))
+    scored(runtime, asked(other[:7]))  # too few to say anything
+    scored(runtime, asked((*other, *ids)))  # the server has left out what was said first
+    scored(runtime, asked(other))
+    runtime.close()
+    runtime = open_reference(opening(language_folder))
+    scored(runtime, asked((*ids, *ids), text + " the"))  # a stop has taken the rest
+    with pytest.raises(QuarantineError, match="tokenizer: a token id is not below"):
+        scored(runtime, ScoringRequest(prompt="of", served="a", served_ids=(10**6,)))
+    with pytest.raises(QuarantineError, match="tokenizer: the candidate made 7 tokens of the prompt"):
+        scored(runtime, ScoringRequest(prompt="of", served="a", n_prompt_tokens=7))
+    runtime.close()
 
 
 def _prepending() -> Any:

@@ -158,6 +158,43 @@ def test_false_alarms_stay_inside_the_bound_over_the_grid(monkeypatch: pytest.Mo
     assert violates(None, monkeypatch, cells) == []
 
 
+def test_shares_of_tokens_stay_inside_the_bound_and_are_found() -> None:
+    """Values between 0 and 1, as of unlikely tokens: a few answers are much worse than the others, so the mean of 160 streams has a wide spread.
+
+    At (1 + tau) times a baseline of 200 groups, P(alarm by n) A / n <= 1 at every n <= 320 with A = 640: exceeding it by 4.5 standard errors and
+    one alarm has P < 1e-4. At four times the baseline nine streams in ten alarm at the production threshold within 640.
+    """
+    rng = np.random.default_rng(37)
+    streams, n_learned, tau, threshold = 160, 200, 0.25, 640.0
+
+    def answers(n: int, times: float) -> FloatArray:
+        usual, bad = rng.beta(2.0, 38.0, (n, streams)), rng.random((n, streams)) < 0.02
+        return np.minimum(times * np.where(bad, rng.uniform(0.2, 0.24, (n, streams)), usual), 1.0)
+
+    totals = answers(n_learned, 1.0).sum(axis=0)
+    states = np.stack(
+        [
+            CHANGE.from_content(baseline(n_learned, total, tau=tau), scale=1.0, mass=0.0, at_us=0)
+            for total in totals
+        ]
+    )
+
+    def first(times: float, n: int, needed: float) -> FloatArray:
+        found, now = np.full(streams, np.inf), states.copy()
+        for begin in range(0, n, STEPS):
+            path = CHANGE.run(now, block(observed(answers(STEPS, times)), first=begin))
+            hit = path.page >= needed
+            found = np.minimum(found, np.where(hit.any(axis=0), begin + hit.argmax(axis=0) + 1.0, np.inf))
+            now = path.stopped(np.full(streams, STEPS - 1))
+        return found
+
+    at = np.arange(1, 321)
+    bound = at / threshold
+    measured = (first(1.0 + tau, 320, threshold)[:, None] <= at).mean(axis=0)
+    assert (measured <= bound + 4.5 * np.sqrt(bound * (1 - bound) / streams) + 1 / streams).all()
+    assert np.isfinite(first(4.0, 640, PRODUCTION)).mean() > 0.9
+
+
 @pytest.mark.release
 def test_wrong_nulls_do_not_stay_inside_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same check rejects a short baseline that is taken for the truth, and pi without the tolerance."""

@@ -81,6 +81,29 @@ def test_the_reason_names_what_decided() -> None:
     assert alert(metric=Metric.DIVERGENCE).alert.change.reason == "the mean divergence is above the budget"
 
 
+def test_a_share_that_is_above_what_was_learned_says_so() -> None:
+    """Of unlikely tokens, whose mean (`change`) and whose worst answers (`tail`) are compared with the past."""
+    words = "are among the 5 % that the FP32 model would say least"
+    more = event_with(metric="unlikely-tokens", budget=0.1, detector="change", before=0.05, after=0.09)
+    assert (
+        f"9 % of sampled tokens in scanner=faint {words}, 5 % before (budget: 10 %)"
+        in page(more).splitlines()[0]
+    )
+    few = event_with(
+        metric="unlikely-tokens",
+        budget=0.1,
+        detector="tail",
+        tail_level=0.2,
+        tail_before=0.01,
+        tail_after=0.04,
+    )
+    worst = f"in 4 % of outputs, 1 % before, more than 20 % of sampled tokens in scanner=faint {words}"
+    assert worst in page(few).splitlines()[0]
+    assert f"4 % of outputs have a share of sampled tokens that {words} above 20 %" in details(few)[0]
+    over = event_with(metric="unlikely-tokens", detector="tail", from_verdict="firing", verdict="ok")
+    assert f"in its worst outputs no more of its sampled tokens {words} than before" in page(over)
+
+
 def test_the_end_of_an_alert_leaves_out_the_window_that_still_contains_the_drift() -> None:
     """A recovery beside a mean of 2.7 % against 1 % is a contradiction: the mean is of another window."""
     said = page(read(**ENDED | {"mean": 0.027, "low": 0.02, "high": 0.03}))

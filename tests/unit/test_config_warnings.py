@@ -271,3 +271,25 @@ def test_a_worker_looks_at_what_it_compares_and_counts_what_it_doubts() -> None:
         if isinstance(point, NumberDataPoint)
     ]
     assert points == [("quantdrift.shadow.doubts", {"model": "m", "option": "output_kind"}, 1)]
+
+
+def test_what_was_found_when_a_reference_was_opened_is_told_once() -> None:
+    """A tokenizer that differs: with the first exchange, since only then the reference is in the record."""
+    runtime = LinearRuntime(np.zeros_like(WEIGHT), np.zeros_like(BIAS))
+    model = _model(Task.GENERATION)
+    version_reference = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
+    entry = PreparedExchange(
+        stream_sequence=1,
+        payload=b"",
+        exchange=exchange_of(inputs_of(1), np.zeros((1, 3), np.float32), model="m"),
+        version_reference=version_reference,
+        inputs={"x": inputs_of(1)},
+    )
+    at_start: dict[tuple[str, str], str] = {}
+    warnings = ConfigWarnings(at_start)
+    at_start["m", runtime.artefact.digest] = "their tokenizers differ"  # it was opened later
+    for _ in range(2):
+        warnings.check([entry], [{}])
+    (told,) = warnings.take()
+    assert (told.option, told.doubt) == ("references.path", "their tokenizers differ")
+    assert warnings.found == {("m", "references.path"): "their tokenizers differ"}

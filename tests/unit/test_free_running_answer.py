@@ -309,6 +309,9 @@ class _Slow:
     def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return (1,)
 
+    def spelling(self, ids: Sequence[int]) -> str | None:
+        return None
+
     def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
         return [scores_of(P[:1], row.served) for row in rows]
 

@@ -196,6 +196,23 @@ def test_sampled_text_is_judged_by_its_unlikely_tokens() -> None:
     assert "of sampled tokens in scanner=faint are among the 5 %" in page(opened[-1].alert)
 
 
+@pytest.mark.slow
+def test_more_unlikely_tokens_than_before_page_though_they_are_within_their_budget() -> None:
+    """A slice that goes from 2.25 to 9 %, where 10 % are allowed, is found by what it learned."""
+    text = msgspec.structs.replace(CONFIG, models=(Model(name="digits", task=Task.GENERATION),))
+    more = _drawn(batches(600, faint_share=0.8), after=450, unlikely=0.0225)
+    fold, outcome = fold_all(more, config=text)
+    assert (FAINT_ID, "unlikely-tokens", "change") in {
+        (row.slice_id, row.metric, row.kind) for row in outcome.learned
+    }
+    assert verdict_of(fold, FAINT_ID)[0] is Verdict.FIRING
+    opened = next(row for row in outcome.transitions if row.slice_id == FAINT_ID and row.event)
+    assert opened.alert.evidence.detector == "change"
+    first = page(opened.alert).splitlines()[0]
+    assert "of sampled tokens in scanner=faint are among the 5 %" in first
+    assert "before (budget: 10 %)" in first
+
+
 def test_the_budget_of_unlikely_tokens_is_the_owners() -> None:
     """It has one without being told where text is generated, and 0 turns it off."""
     budgets = {
@@ -323,6 +340,18 @@ def test_a_budget_of_a_signal_that_nobody_adds_is_an_error(tmp_path: Path) -> No
         load(path, {})
 
 
+def test_a_budget_below_what_equal_models_have_is_an_error(tmp_path: Path) -> None:
+    """It would page whatever serves."""
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '[[models]]\nname = "m"\ntask = "generation"\n[models.budget.signals]\nunlikely-tokens = 0.04\n'
+    )
+    with pytest.raises(OperatorError, match=r"is 0.04, but where candidate and reference agree it is 0.05"):
+        load(path, {})
+    path.write_text(path.read_text().replace("0.04", "0.0"))
+    load(path, {})
+
+
 def test_unlikely_tokens_of_what_is_no_text_are_an_error(tmp_path: Path) -> None:
     """They would never be measured, and the slice would be `ok` all the same."""
     path = tmp_path / "config.toml"
@@ -330,7 +359,7 @@ def test_unlikely_tokens_of_what_is_no_text_are_an_error(tmp_path: Path) -> None
     with pytest.raises(OperatorError, match="which only models with the task `generation` have"):
         load(path, {})
     path.write_text('[[models]]\nname = "m"\n[models.budget]\nper_token_p99_s = 0.1\n')
-    with pytest.raises(OperatorError, match="per_token_p99_s is for streamed text"):
+    with pytest.raises(OperatorError, match="per_token_p99_s is for generated text"):
         load(path, {})
 
 
@@ -338,7 +367,7 @@ def test_a_stored_signal_is_read_without_its_package() -> None:
     """Its words are general, and name it."""
     signal = signal_of("elsewhere")
     assert (signal.form, signal.name) == (SignalForm.SHARE, "answers that show elsewhere")
-    of_text = [Metric.CHANGED_TOKENS, Metric.BROKEN, *OF_STREAMS, Metric.UNLIKELY]
+    of_text = [Metric.CHANGED_TOKENS, Metric.FAR_TOKENS, Metric.BROKEN, *OF_STREAMS, Metric.UNLIKELY]
     assert [of.metric for of in named_signals()] == of_text
     assert "elsewhere" not in named_values()
 

@@ -13,7 +13,7 @@ from quantdrift.cli.output import Steps
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
-from quantdrift.core.signals import WATCHED
+from quantdrift.core.signals import LEARNED
 from quantdrift.core.text import columns
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SLICE = click.option("--slice", "slices", multiple=True, help="Only this slice,
 _METRIC = click.option(
     "--metric",
     "metrics",
-    type=click.Choice([metric.value for metric in WATCHED]),
+    type=click.Choice([metric.value for metric in LEARNED]),
     multiple=True,
     help="Only this metric; may be repeated.",
 )

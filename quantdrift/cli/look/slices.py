@@ -272,7 +272,7 @@ async def _more(
     from quantdrift.storage.database import Database
     from quantdrift.storage.figures.figures import last_day, versions
     from quantdrift.storage.figures.grammar import grammar_tokens
-    from quantdrift.storage.figures.tokens import token_quantiles
+    from quantdrift.storage.figures.tokens import token_bins
     from quantdrift.storage.fold.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.noise import floors_of
     from quantdrift.storage.slices.slice_list import alert_of, signals_of
@@ -306,7 +306,7 @@ async def _more(
             measure = await measure_of_text(connection, ids[0], measure, now)
             if measure.measured_by_divergence:
                 day = now - timedelta(days=1)
-                tokens = await token_quantiles(connection, ids[0], listed.id, day, now)
+                tokens = (await token_bins(connection, ids[0], listed.id, day, now)).quantiles
                 grammar = await grammar_tokens(connection, ids[0], listed.id, day, now)
             for version in (await versions(connection, ids)).values():
                 figures_by_slice = await last_day(

@@ -19,7 +19,7 @@ import msgspec
 from quantdrift.core import plugins
 from quantdrift.core.config.schema import Config, Model, OutputKind, Provider, Reference, Runtime
 from quantdrift.core.config.wrong_values import nearest
-from quantdrift.core.errors import OperatorError, QuantdriftError, QuarantineError
+from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.passed_secrets import variables
 from quantdrift.core.tasks import Task
 
@@ -239,18 +239,12 @@ def _open(config: Config, number: int, reference: Reference, token: str, *, ever
 
 def _other_tokens(config: Config, model: Model, runtime: "ReferenceRuntime") -> str:
     """Return what the server behind the sidecar tokenises otherwise than the reference; empty: nothing that is known."""
-    from quantdrift.models.runtimes.text.same_tokens import other_tokens, tokenize_at
+    from quantdrift.models.runtimes.text.same_tokens import doubt_of
     from quantdrift.models.runtimes.text.scoring_runtime import ScoringRuntime
 
     if not isinstance(runtime, ScoringRuntime):
         return ""
-    try:
-        other = other_tokens(runtime.language, tokenize_at(config.sidecar.backend, model.name))
-    except QuarantineError as error:
-        return f"the chat template of the reference: {error.detail}"
-    if not other:
-        return ""
-    return f"{other}. Serve the reference with the tokenizer and the chat template of the candidate ({config.sidecar.backend})"
+    return doubt_of(runtime.language, config.sidecar.backend, model.name)
 
 
 def _width(shape: Sequence[int | None], *, batched: bool) -> int | None:

@@ -21,7 +21,7 @@ from quantdrift.core.config.vision import Activation, Column
 from quantdrift.core.config.web import web_problems
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.records import Metric
-from quantdrift.core.signals import OF_STREAMS, signal_names
+from quantdrift.core.signals import BUILT_IN, OF_STREAMS, signal_names
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import number_of
 
@@ -213,16 +213,34 @@ def _signals(model: Model) -> Iterator[str]:
     """Yield the budgets of signals that no package adds."""
     names = signal_names()
     if model.task is not Task.GENERATION:
-        for metric in (Metric.CHANGED_TOKENS, Metric.BROKEN, Metric.UNLIKELY, *OF_STREAMS):
+        for metric in (
+            Metric.CHANGED_TOKENS,
+            Metric.FAR_TOKENS,
+            Metric.BROKEN,
+            Metric.UNLIKELY,
+            *OF_STREAMS,
+        ):
             if metric.value in model.budget.signals:
                 yield f"models `{model.name}`: budget.signals names `{metric.value}`, which only models with the task `generation` have"
-        for option in ("first_token_p99_s", "per_token_p99_s"):
+        for option in ("divergence_p99", "first_token_p99_s", "per_token_p99_s"):
             if getattr(model.budget, option):
-                yield f"models `{model.name}`: budget.{option} is for streamed text, which only models with the task `generation` have"
+                yield f"models `{model.name}`: budget.{option} is for generated text, which only models with the task `generation` have"
     for name in model.budget.signals:
         if name not in names:
             yield (
                 f"models `{model.name}`: budget.signals names `{name}`, and no package that `plugins` names adds that signal: {nearest(name, names)}"
+            )
+    yield from _equal_models(model)
+
+
+def _equal_models(model: Model) -> Iterator[str]:
+    """Yield the budgets that a model would break that equals its reference."""
+    for signal in BUILT_IN:
+        budget = model.budget.signals.get(signal.metric.value, 0.0)
+        if 0.0 < budget <= signal.equal:
+            yield (
+                f"models `{model.name}`: budget.signals.{signal.metric.value} is {budget:g}, but where candidate and reference agree it is "
+                f"{signal.equal:g} in the mean: give more, or 0 to leave it out"
             )
 
 

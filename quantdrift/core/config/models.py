@@ -22,7 +22,8 @@ _OF_TEXT: Final = {
 }
 """The budgets of the signals that generated text alone has."""
 _DIVERGENCE_OF_TEXT: Final = 0.1  # nat per token: what a sound model at 4 bits has in its worst slices
-_SLOW_SHARE: Final = 0.01  # of streams: their budgets are 99 % quantiles
+_BEYOND_P99: Final = 0.01
+"""The share that may be beyond a budget that is a 99 % quantile."""
 _NOT_GIVEN: Final = float("0.02")
 """The budget of the divergence if no file gives one, known by being this object: a model that generates text has another default."""
 _FLIP, _DIVERGENCE = Metric.FLIP.value, Metric.DIVERGENCE.value
@@ -276,6 +277,14 @@ class Budget(Section, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 2.0
+    divergence_p99: Annotated[
+        float,
+        about(
+            "Of generated text: at most 1 % of the tokens, in the mean over the answers, may diverge by more than this many nats from the "
+            "reference. `signals` accepts another share as `far-tokens`. 0: no budget.",
+            ge=0,
+        ),
+    ] = 0.0
     latency_p99_s: Annotated[
         float,
         about(
@@ -539,17 +548,18 @@ class Model(Section, frozen=True, kw_only=True):
                 if self.budget.divergence is _NOT_GIVEN
                 else self.budget.divergence,
                 watch=self.budget.watch or (_DIVERGENCE,),
-                signals={**_OF_TEXT, **self._of_streams(), **self.budget.signals},
+                signals={**_OF_TEXT, **self._of_quantiles(), **self.budget.signals},
             )
             msgspec.structs.force_setattr(self, "budget", budget)
 
-    def _of_streams(self) -> dict[str, float]:
-        """Return the share of slow streams that is accepted, by signal, where the budget has a time for it."""
+    def _of_quantiles(self) -> dict[str, float]:
+        """Return the share that is accepted beyond each 99 % quantile that the budget has, by signal."""
         limits = {
+            Metric.FAR_TOKENS: self.budget.divergence_p99,
             Metric.SLOW_START: self.budget.first_token_p99_s,
             Metric.SLOW_TOKENS: self.budget.per_token_p99_s,
         }
-        return {metric.value: _SLOW_SHARE for metric, limit_s in limits.items() if limit_s}
+        return {metric.value: _BEYOND_P99 for metric, limit in limits.items() if limit}
 
     @property
     def thresholds(self) -> tuple[float, ...]:

@@ -69,13 +69,20 @@ def build(directory: Path, seed: int, tell: Callable[[TextStep], None], size: Te
 
 def trained(seed: int, rng: Generator, tell: Callable[[TextStep], None], size: TextSize) -> tuple[Any, Any]:
     """Return the FP32 model and its tokenizer."""
+    said = [
+        draw(language, rng) for _ in range(size.steps * size.rows // len(Language)) for language in Language
+    ]
+    return trained_on(said, seed, tell, size)
+
+
+def trained_on(
+    said: list[Said], seed: int, tell: Callable[[TextStep], None], size: TextSize
+) -> tuple[Any, Any]:
+    """Return a model and its tokenizer that learnt these questions and answers: `size.rows` of them for each of `size.steps`."""
     import torch  # noqa: PLC0415 - two seconds and 200 MB, for this function alone
 
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # as fast as two on busy cores
-    said = [
-        draw(language, rng) for _ in range(size.steps * size.rows // len(Language)) for language in Language
-    ]
     tokenizer = _tokenizer(said[:4000], size.vocabulary)
     return _train(said, tokenizer, size, tell), tokenizer
 

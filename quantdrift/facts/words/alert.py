@@ -141,18 +141,13 @@ def _is_doubt(reason: str) -> bool:
 def finding(event: AlertEvent) -> str:
     """Return what is wrong and where: the measure that decided, beside its budget."""
     evidence, where = event.evidence, _where(event)
-    signal, form = evidence.signal, evidence.signal.form
+    form = evidence.signal.form
     if form is SignalForm.SLOW:
         share = "more exchanges" if evidence.after is None else f"{percent(evidence.after)} of exchanges"
         return f"{share} in {where} took {slower(evidence.latency_budget_s)}{_budget(event)}"
     if form in {SignalForm.DIVERGENCE, SignalForm.SHARE}:
         if form is SignalForm.SHARE:
-            share = (
-                f"more {signal.things}"
-                if evidence.after is None
-                else f"{percent(evidence.after)} of {signal.things}"
-            )
-            moved = f"{share} in {where} {signal.verb}{_budget(event)}"
+            moved = _more(event, where)
         else:
             moved = _tail(event, where) if evidence.detector == DetectorKind.TAIL else _far(event, where)
         also = event.explanation.changed
@@ -172,6 +167,24 @@ def finding(event: AlertEvent) -> str:
         whole = f"{percent(changed)} in all since then, budget: {_allowed(event)}"
         return f"for a part of the time more answers in {where} changed than the budget allows ({whole})"
     return f"{text} of answers in {where} changed{_budget(event)}"
+
+
+def _more(event: AlertEvent, where: str) -> str:
+    """Return what share of the things of a signal does what it names, beside its budget or what was before."""
+    evidence, signal = event.evidence, event.evidence.signal
+    what = f"{signal.things} in {where} {signal.verb}"
+    if evidence.detector == DetectorKind.TAIL:
+        if evidence.tail_level is None or evidence.tail_after is None:
+            return f"in the worst outputs more {what} than before"
+        were = "" if evidence.tail_before is None else f", {percent(evidence.tail_before)} before"
+        return f"in {percent(evidence.tail_after)} of outputs{were}, more than {percent(evidence.tail_level)} of {what}"
+    share = f"more {what}" if evidence.after is None else f"{percent(evidence.after)} of {what}"
+    if evidence.detector != DetectorKind.CHANGE:
+        return f"{share}{_budget(event)}"
+    before = (
+        "more than its learned baseline" if evidence.before is None else f"{percent(evidence.before)} before"
+    )
+    return f"{share}, {before}{_budget(event)}"
 
 
 def _share(event: AlertEvent) -> tuple[float, str] | None:

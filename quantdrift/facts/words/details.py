@@ -135,6 +135,8 @@ def _measure(event: AlertEvent) -> Measure:
 
 def _tail(event: AlertEvent, since: str, value: Callable[[float], str]) -> str:
     evidence, name = event.evidence, _measure(event).name
+    if evidence.signal.form is SignalForm.SHARE:
+        name = f"share of {evidence.signal.name}"
     if evidence.tail_level is not None and evidence.tail_after is not None:
         before = "" if evidence.tail_before is None else f", {percent(evidence.tail_before)} before"
         above = f"{percent(evidence.tail_after)} of outputs have a {name} above {value(evidence.tail_level)}"

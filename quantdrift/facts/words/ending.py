@@ -106,11 +106,11 @@ def ended(event: AlertEvent) -> AlertText:
 
 def _recovered(event: AlertEvent) -> str:
     evidence = event.evidence
-    if evidence.detector == DetectorKind.TAIL:
-        return f"its worst outputs are as near to those of {full_precision(event)} as before"
     signal = evidence.signal
     if signal.form is SignalForm.SHARE:
-        return f"no more than {percent(evidence.budget)} of its {signal.things} {signal.verb}, as budgeted"
+        return _no_more(event)
+    if evidence.detector == DetectorKind.TAIL:
+        return f"its worst outputs are as near to those of {full_precision(event)} as before"
     if signal.form is SignalForm.SLOW:
         return f"no more than {percent(evidence.budget)} of exchanges take {slower(evidence.latency_budget_s)}, as budgeted"
     if signal.form is SignalForm.DIVERGENCE:
@@ -118,3 +118,12 @@ def _recovered(event: AlertEvent) -> str:
     if evidence.detector == DetectorKind.CHANGE:
         return "no more answers change than before"
     return f"its changed answers are within the budget of {percent(evidence.budget)}"
+
+
+def _no_more(event: AlertEvent) -> str:
+    """Return to what the share of a signal is back."""
+    evidence, signal = event.evidence, event.evidence.signal
+    if evidence.detector == DetectorKind.BUDGET:
+        return f"no more than {percent(evidence.budget)} of its {signal.things} {signal.verb}, as budgeted"
+    where = "in its worst outputs " if evidence.detector == DetectorKind.TAIL else ""
+    return f"{where}no more of its {signal.things} {signal.verb} than before"

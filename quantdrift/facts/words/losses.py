@@ -38,6 +38,7 @@ REASONS: Final = MappingProxyType(
         "schema": "its tensors do not fit the reference",
         "media": "a message has an image, audio or the like that the reference does not read",
         "output": "the output cannot be compared with the reference's",
+        "tokenizer": "candidate and reference have different tokenizers or chat templates",
         "replay": "the reference failed on this input",
         "too_late": "its capture time is older than the oldest partition",
         "too_early": "captured in the future: the sidecar's clock is wrong",

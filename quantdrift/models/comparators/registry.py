@@ -114,6 +114,6 @@ _COMPARED: Final[Mapping[Task, tuple[Callable[[Model], Comparator], str]]] = {
         lambda model: TensorComparator(model.tensor, tolerance=_or(model.tolerance, tensor.TOLERANCE)),
         "",
     ),
-    Task.GENERATION: (lambda model: GenerationComparator(model.generation), ""),
+    Task.GENERATION: (lambda model: GenerationComparator(model.generation, model.budget.divergence_p99), ""),
 }
 _BUILT_IN: Final = {task: _record(task, make, types) for task, (make, types) in _COMPARED.items()}

@@ -229,6 +229,11 @@ def replay_error(detail: str) -> QuarantineError:
     return QuarantineError(QuarantineReason.REPLAY, detail[:300])
 
 
+def tokenizer_error(detail: str) -> QuarantineError:
+    """Return the error for a request whose tokens the reference's tokenizer or chat template makes otherwise."""
+    return QuarantineError(QuarantineReason.TOKENIZER, detail)
+
+
 def without_free_answer(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the inputs without requests for free-running answers, for a repeated computation."""
     if REQUEST not in inputs:

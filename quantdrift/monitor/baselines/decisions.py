@@ -11,7 +11,16 @@ import numpy as np
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
-from quantdrift.core.signals import BUILT_IN, WATCHED, DetectorKind, cap_of, is_judged
+from quantdrift.core.signals import (
+    BUILT_IN,
+    LEARNED,
+    WATCHED,
+    DetectorKind,
+    cap_of,
+    is_judged,
+    is_watched,
+    signal_of,
+)
 from quantdrift.drift.detectors.protocol import BUDGET, GROWTH, LEARNERS, TAIL
 from quantdrift.drift.detectors.tail import pooled_histogram
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
@@ -303,6 +312,11 @@ class Learning:
             np.full(len(columns.rows), self._budget.cap),
             partial(self._rates.of, self._catalog),
             grows=np.full(len(columns.rows), True) if self._budget.latency_growth else None,
+            named={
+                metric: columns.named(metric, np.full(len(columns.rows), True))
+                for metric in LEARNED
+                if signal_of(metric).detail and is_watched(metric.value, self._budget.signals)
+            },
             judged={
                 metric: np.full(len(columns.rows), is_judged(metric, self._budget)) for metric in WATCHED
             },

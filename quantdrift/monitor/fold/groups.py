@@ -20,7 +20,7 @@ import numpy as np
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
 from quantdrift.core.sampling.inclusion import second_rate
-from quantdrift.core.signals import cap_of, signal_of
+from quantdrift.core.signals import DetectorKind, cap_of, signal_of
 from quantdrift.drift.detectors.growth import EDGES as TIME_EDGES
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, GROWTH, TAIL
 from quantdrift.drift.detectors.tail.quantile import EDGES as TAIL_EDGES
@@ -309,6 +309,7 @@ class SliceGroups:
         for metric, values in named.items():
             means = group_means(values, items, members)
             shown.append((SignalKey(metric.value, BUDGET.kind), means.x, means.seen))
+            shown += _learned(metric, values, items, members)
         self.signals = tuple(signal for signal, _, _ in shown)
         self._x = [x for _, x, _ in shown]
         self._seen: BoolArray = np.array(
@@ -391,6 +392,22 @@ class SliceGroups:
         row = self.signals.index(signal)
         seen = self._seen[row, span]
         return self._x[row][span][seen], self.observation[span][seen]
+
+
+def _learned(
+    metric: Metric, values: FloatArray, items: Items, members: Members
+) -> list[tuple[SignalKey, FloatArray, BoolArray]]:
+    """Return what groups show to the detectors that compare a named signal with what they learned of it."""
+    kinds = signal_of(metric).kinds
+    if not {DetectorKind.CHANGE, DetectorKind.TAIL} & set(kinds):
+        return []
+    tail_bin = np.searchsorted(TAIL_EDGES, values, side="right")
+    shares = group_shares(items._replace(flip=values, divergence=values, tail_bin=tail_bin), members)
+    shown = (
+        (DetectorKind.CHANGE, shares.change, shares.seen_change),
+        (DetectorKind.TAIL, shares.tail, shares.seen_tail),
+    )
+    return [(SignalKey(metric.value, kind.value), x, seen) for kind, x, seen in shown if kind in kinds]
 
 
 def slice_groups(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -12,9 +13,11 @@ from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import ExemplarKind, Metric
 from quantdrift.core.signals import DetectorKind, Signal, named_signals, signal_of
 from quantdrift.core.text import plain
+from quantdrift.core.token_histogram import TokenBins
 from quantdrift.facts.words.cluster import sets_apart
 from quantdrift.facts.words.ending import serves_no_more
 from quantdrift.facts.words.happened import happened
+from quantdrift.facts.words.tokens import of_tokens
 from quantdrift.report.labels import labelled
 from quantdrift.show import charts
 from quantdrift.show.page.exemplars import ShownExemplars
@@ -31,9 +34,10 @@ from quantdrift.storage.described_clusters import described
 from quantdrift.storage.exchanges import MOST_DIRECTIONS, MarginBar, affected, single_exchanges
 from quantdrift.storage.figures.divergence import divided_bins
 from quantdrift.storage.figures.periods import Grain, SliceSums
+from quantdrift.storage.figures.tokens import token_bins
 from quantdrift.storage.labels import outcome_of_slice
 from quantdrift.storage.slices.verdicts import SliceNow, slices_now
-from quantdrift.storage.snapshot import Connection, reading
+from quantdrift.storage.snapshot import PATIENCE_S, Connection, in_time, reading
 from quantdrift.storage.versions import VersionNow, measure_of_text, traffic_now, versions_now
 
 _DAY: Final = timedelta(days=1)
@@ -74,6 +78,34 @@ class NamedPlot(msgspec.Struct, frozen=True, kw_only=True):
     signal: Signal
     drawing: Markup | str
     query: str
+
+
+class TokenSides(msgspec.Struct, frozen=True, kw_only=True):
+    """The divergence of the tokens before and since an onset, or in the halves of the time; None: it takes too long, or the model says no text."""
+
+    before: TokenBins | None = None
+    since: TokenBins | None = None
+
+    @property
+    def words(self) -> list[tuple[str, str]]:
+        """Which side, and its quantiles."""
+        sides = (("before", self.before), ("since", self.since))
+        return [(name, of_tokens(found)) for name, side in sides if side and (found := side.quantiles)]
+
+    @property
+    def drawing(self) -> Markup | str:
+        """The share of the tokens beyond each divergence; empty without tokens."""
+        before, since = (side.above if side else [] for side in (self.before, self.since))
+        if not self.words:
+            return ""
+        return charts.beyond(since, before, title="Share of the tokens that moved at least so far")
+
+
+async def _tokens(
+    connection: Connection, ids: tuple[int, int], begin: datetime, end: datetime
+) -> TokenBins | None:
+    """Return the divergence of the newest tokens of a time; None: that takes too long."""
+    return await in_time(connection, partial(token_bins, connection, *ids, begin, end), PATIENCE_S)
 
 
 async def _chosen_slice(request: web.Request, connection: Connection) -> ChosenSlice:
@@ -138,6 +170,12 @@ async def slice_page(request: web.Request) -> web.Response:
         cluster = (await described(connection, *ids[:1], [entry.slice_id])).get(entry.slice_id)
         happenings = await events_of(connection, *ids, begin, end)
         baselines = await baselines_now(connection, *ids)
+        tokens = TokenSides()
+        if config.measure(version.model).measured_by_divergence:
+            tokens = TokenSides(
+                before=await _tokens(connection, ids, of_bars[0], split),
+                since=await _tokens(connection, ids, split, end),
+            )
         truth = await outcome_of_slice(connection, *ids, begin, end) if singles.begin else None
         measure = await measure_of_text(connection, version.id, config.measure(version.model), end)
         named = [signal for signal in named_signals() if signal.is_asked(DetectorKind.BUDGET, budget)]
@@ -178,6 +216,7 @@ async def slice_page(request: web.Request) -> web.Response:
             period.grid(buckets or [], version.first_at, entry.last_at),
             name=plain(name),
             budget=signal.budget(budget),
+            baseline=levels.get(signal.metric.value),
             marks=[_mark(event) for event in events],
             alerts=[(alert.onset_at, alert.ended_at) for alert in chosen.alerts],
         )
@@ -207,6 +246,7 @@ async def slice_page(request: web.Request) -> web.Response:
         if before or after
         else "",
         margins=_margins(singles.margins or ()),
+        tokens=tokens,
         split=split,
         is_onset=chosen.onset is not None,
         events=sorted(events, key=lambda event: event.at),
@@ -338,6 +378,7 @@ def _sql(
         "events": filled(queries.EVENTS, **ids, begin=period.begin, end=period.end),
         "baselines": filled(queries.BASELINES, **ids),
         "spread": filled(queries.SPREAD, split=split, **ids, begin=begin, end=end),
+        "tokens": filled(queries.TOKENS, **ids, begin=split, end=end),
         "directions": filled(queries.DIRECTIONS, most=MOST_DIRECTIONS, **single),
         "margins": filled(queries.MARGINS, **single),
         "worst": filled(queries.WORST, **single),

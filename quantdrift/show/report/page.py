@@ -1,10 +1,11 @@
 """Writing a report: read one snapshot, derive the figures, draw, write the file, and record the run."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from math import ceil
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -22,7 +23,7 @@ from quantdrift.report.figures import Replays, ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
 from quantdrift.report.period import Period
-from quantdrift.show import rendering
+from quantdrift.show import charts, rendering
 from quantdrift.show.charts import VerticalLine
 from quantdrift.show.report.brief import briefs
 from quantdrift.show.report.markdown import render_markdown
@@ -131,7 +132,14 @@ def _rendered(form: Form, gathered: Gathered, figures: ReportFigures) -> str:
             msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(figures, path=""))).decode()
             + "\n"
         )
-    return render(TITLE, figures, _draw(gathered, figures), most_table=MOST_TABLE, most_tail=MOST_PLOTS)
+    return render(
+        TITLE,
+        figures,
+        _draw(gathered, figures),
+        tokens=_draw_tokens(gathered, figures),
+        most_table=MOST_TABLE,
+        most_tail=MOST_PLOTS,
+    )
 
 
 def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> ReportFigures:
@@ -218,11 +226,32 @@ def _draw(gathered: Gathered, figures: ReportFigures) -> Drawings:
     return drawings
 
 
+def _draw_tokens(gathered: Gathered, figures: ReportFigures) -> dict[int, tuple[str, Markup]]:
+    """Draw, per version of generated text, the divergence of the tokens in its worst slice beside all traffic; with the name of that slice."""
+    of, drawings = gathered.facts.tokens, {}
+    for version in figures.models:
+        slices = [entry for entry in version.slices if (version.version_id, entry.slice_id) in of]
+        whole = version.aggregate
+        if whole is None or (version.version_id, whole.slice_id) not in of:
+            continue
+        worst = slices[0] if slices else whole
+        drawings[version.version_id] = (
+            worst.name,
+            charts.beyond(
+                of[version.version_id, worst.slice_id].above,
+                of[version.version_id, whole.slice_id].above if slices else [],
+                title=f"Share of the tokens of {version.model} that moved at least so far",
+            ),
+        )
+    return drawings
+
+
 def render(
     title: str,
     figures: ReportFigures,
     drawings: Drawings,
     *,
+    tokens: Mapping[int, tuple[str, Markup]] = MappingProxyType({}),
     most_table: int,
     most_tail: int,
     most_losses: int = 20,
@@ -233,6 +262,8 @@ def render(
 
     Parameters
     ----------
+    tokens
+        Of generated text, by version: the plot of the divergence of single tokens, and the slice that it is of.
     most_table, most_tail, most_losses
         Largest number of rows of a version's table of slices, of its table of tails, and of the losses by model; the
         page says how many are left out.
@@ -244,6 +275,7 @@ def render(
             title=title,
             figures=figures,
             drawn=drawings,
+            tokens=tokens,
             tail_head=[(text, "") for text in _TAIL],
             style=Markup(rendering.style()),  # noqa: S704 - package data
             most_table=most_table,

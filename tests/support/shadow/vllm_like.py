@@ -30,7 +30,7 @@ class VllmLike:
     name
         Of the model.
     takes_prompt_logprobs
-        Whether it knows `prompt_logprobs`; else it has `echo` alone, and no `/tokenize`.
+        Whether it knows `prompt_logprobs`; else it has `echo` alone, and neither `/tokenize` nor `/detokenize`.
     max_model_len
         Most tokens of prompt and answer.
     end_id
@@ -82,7 +82,11 @@ class VllmLike:
             "/v1/completions": self._completion,
             "/v1/chat/completions": self._chat,
             "/v1/embeddings": self._embeddings,
-            **({"/tokenize": self._tokenized} if self._takes_prompt_logprobs else {}),
+            **(
+                {"/tokenize": self._tokenized, "/detokenize": self._spelt}
+                if self._takes_prompt_logprobs
+                else {}
+            ),
         }
         return answers[path](asked) if path in answers else (404, {"detail": "Not Found"})
 
@@ -114,6 +118,9 @@ class VllmLike:
     def _tokenized(self, asked: Mapping[str, Any]) -> tuple[int, Any]:
         ids = self._prompt(asked, special=bool(asked.get("add_special_tokens", "prompt" in asked)))
         return 200, {"tokens": ids, "count": len(ids), "max_model_len": self._max_model_len}
+
+    def _spelt(self, asked: Mapping[str, Any]) -> tuple[int, Any]:
+        return 200, {"prompt": self._tokenizer.decode(asked["tokens"], clean_up_tokenization_spaces=False)}
 
     def _prompt(self, asked: Mapping[str, Any], *, special: bool) -> list[int]:
         if "messages" not in asked:

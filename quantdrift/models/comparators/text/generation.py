@@ -39,6 +39,7 @@ those alone counted, every such answer that counts would have flipped, whatever 
 - `changed_tokens` = share of the positions at which the candidate's most likely token is known, or had to be served, and is not one
   of the reference's most likely ones; `divergence_median`, `divergence_p99` and `divergence_max` are quantiles of the divergence over the positions, and
   `divergence_bins` is its histogram, which can be added up over answers (`quantdrift.core.token_histogram`).
+- `far_tokens` = share of the positions whose divergence is above `models.budget.divergence_p99`, where that is set.
 - `broken` is 1 where the answer is not valid as JSON or a tool call, cut off while empty, repeats itself, not finite, or another value than the
   reference's; 0 where anything was scored or checked.
 
@@ -125,11 +126,14 @@ class GenerationComparator:
     ----------
     options
         `models.generation`.
+    far
+        `models.budget.divergence_p99`: what a token may diverge by, nats; 0: nobody asks.
     """
 
     outputs: tuple[str, ...] = (SCORES,)
 
-    def __init__(self, options: Generation) -> None:
+    def __init__(self, options: Generation, far: float = 0.0) -> None:
+        self._far = far
         self._tie = options.tie
 
     def compare(self, candidate: Outputs, reference: Outputs) -> Divergences:
@@ -257,6 +261,7 @@ class GenerationComparator:
                 "changed_tokens": mean(decided.astype(np.float64), has_top | greedy[owner]) + undefined,
                 **quantiles_of_items(at_positions, owner, n_items),
                 "divergence_bins": _column(bins_of_items(at_positions, owner, n_items)),
+                **(self._far_tokens(at_positions, owner, n_items) if self._far else {}),
                 "finish_reason": _column(answer.finish_reason or None for answer in answers),
                 "grammar": _column(answer.has_grammar or None for answer in answers),
                 "first_change": first_of_items(decided, owner, n_items) + undefined,
@@ -282,6 +287,11 @@ class GenerationComparator:
                 **own,
             },
         )
+
+    def _far_tokens(self, at_positions: Values, owner: Codes, n_items: int) -> dict[str, Values]:
+        """Return the share of each item's positions that diverge by more than the budget allows; NaN if no divergence is known."""
+        far = (at_positions > self._far).astype(np.float64)
+        return {"far_tokens": mean_of_items(far, owner, n_items, ~np.isnan(at_positions))}
 
     def _same_top(self, p: _Side, q: _Side, cells: "_Cells") -> tuple[Flags, Flags]:
         """Return whether the most likely token is the same, up to ties, and at which positions that is known."""

@@ -4,7 +4,7 @@ The replica is the same quantised model as the candidate, and scores the served 
 because both score the tokens that it makes of a text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -131,8 +131,15 @@ def open_replica(request: RuntimeRequest) -> ReferenceRuntime:
         raise RetryError(f"the candidate's replica ([models.references.copy]): {error}") from error
 
 
-def open_with_replica(request: RuntimeRequest) -> ReferenceRuntime:
+def open_with_replica(
+    request: RuntimeRequest, look: Callable[[ReferenceRuntime], None] = lambda _: None
+) -> ReferenceRuntime:
     """Load a reference, with the replica of the candidate if one is configured.
+
+    Parameters
+    ----------
+    look
+        Called with the reference itself, as soon as it is open.
 
     Raises
     ------
@@ -141,7 +148,13 @@ def open_with_replica(request: RuntimeRequest) -> ReferenceRuntime:
     RetryError
         The server of one of them is unreachable.
     """
-    reference = SelfTestedRuntime(open_reference(request), remote=bool(request.reference.url))
+    opened = open_reference(request)
+    try:
+        look(opened)
+        reference = SelfTestedRuntime(opened, remote=bool(request.reference.url))
+    except BaseException:
+        opened.close()
+        raise
     replica = replica_request(request)
     if replica is None:
         return reference

@@ -62,6 +62,10 @@ class _Tokens(msgspec.Struct):
     tokens: list[Annotated[int, Meta(ge=0)]]
 
 
+class _Text(msgspec.Struct):
+    prompt: str
+
+
 class _Likely(msgspec.Struct):
     logprob: float
     rank: int | None = None
@@ -272,6 +276,18 @@ class OpenAILanguage:
 
     def _tokens(self, question: Mapping[str, Any]) -> tuple[int, ...]:
         return self._server.guarded(lambda: self._tokenized({"model": self._server.name, **question}))
+
+    def spelling(self, ids: Sequence[int]) -> str | None:
+        """Return the text of tokens, by vLLM's `/detokenize`; None if the server does not say."""
+        question = {"model": self._server.name, "tokens": list(ids)}
+
+        def asked() -> str | None:
+            try:
+                return self._server.ask("POST", "/detokenize", _Text, question).prompt
+            except (RefusedError, TimeoutError):
+                return None
+
+        return self._server.guarded(asked)
 
     def _tokenized(self, question: Mapping[str, Any]) -> tuple[int, ...]:
         try:

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
 from functools import partial
 from typing import Final, Protocol
 
@@ -27,6 +28,7 @@ from quantdrift.models.language.scoring import (
     TokenRow,
     objects,
     replay_error,
+    tokenizer_error,
 )
 from quantdrift.models.runtimes.embedding import check_spec
 from quantdrift.models.runtimes.protocol import Artefact, Provenance
@@ -34,6 +36,11 @@ from quantdrift.models.runtimes.registry import RuntimeRequest
 from quantdrift.models.tensors.arrays import Array, TensorSpec
 
 _CLOCK: Final = SystemClock()
+_COMPARED: Final = 64  # tokens at either end of an answer whose text is compared with its spelling
+_LEAST_COMPARED: Final = 8  # with fewer tokens or letters nothing is said
+_MOST_LETTERS: Final = 256
+_SAME: Final = 0.8  # share of the letters that agree: from here on the vocabulary is the same
+_OTHER: Final = 0.5  # below, it is another one
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +96,10 @@ class LanguageModel(Protocol):
         """Return the tokens of a text."""
         ...
 
+    def spelling(self, ids: Sequence[int]) -> str | None:
+        """Return the text of tokens; None if unknown."""
+        ...
+
     def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
         """Return the scores of each row's answer, with `ends` and `ends_upper` at each position."""
         ...
@@ -140,6 +151,7 @@ class ScoringRuntime:
         self._free_answer_s = request.model.generation.own_s
         self._clock = clock
         self._prepends: bool | None = None
+        self._spells_alike = False
         self.artefact = language.artefact
         self.provenance = language.provenance
         self.inputs = tuple(
@@ -238,6 +250,8 @@ class ScoringRuntime:
         if request.has_media:
             return self._media_row(request)
         served = request.served_ids
+        if served is not None and request.served and not self._spells_alike:
+            self._compare_spelling(served, request.served)
         if served is None and request.served:
             served = self._served_ids(request.served)
             served = served[:-1] if request.is_cut else served
@@ -266,6 +280,29 @@ class ScoringRuntime:
         if problem := media_problem(request.messages, self.language.media):
             raise replay_error(problem)
         return TokenRow(prompt=(), served=(), chat=request) if request.served else None
+
+    def _compare_spelling(self, ids: Sequence[int], text: str) -> None:
+        """Raise `QuarantineError` if served tokens are another text in the reference's vocabulary; nothing is asked any more once they were the same.
+
+        Servers leave out special tokens and what follows a stop, and parsers rewrite what they found: so the texts need not be equal.
+        """
+        if len(ids) < _LEAST_COMPARED or len(text.strip()) < _LEAST_COMPARED:
+            return
+        # A server may have left out what was said first, as reasoning, or last, as what follows a stop.
+        alike = 0.0
+        for is_end in (False, True):
+            spelt = self.language.spelling(ids[-_COMPARED:] if is_end else ids[:_COMPARED])
+            if spelt is None:
+                return
+            alike = max(alike, _share_alike(spelt.strip(), text.strip(), is_end=is_end))
+            if alike >= _SAME:
+                self._spells_alike = True
+                return
+        if alike < _OTHER:
+            raise tokenizer_error(
+                f"the tokens of the answer are another text in the reference's vocabulary: {alike:.0%} of the letters agree. Serve the "
+                "reference with the candidate's tokenizer"
+            )
 
     def _prompt_row(self, request: ScoringRequest) -> TokenRow | None:
         """Return a row that scores any token after a prompt; None if the prompt cannot be rebuilt, or leaves no room."""
@@ -324,7 +361,7 @@ class ScoringRuntime:
         if not prompt:
             raise replay_error("the prompt has no token: the first token of the answer cannot be scored")
         if request.prompt_ids is None and request.n_prompt_tokens not in {None, len(prompt)}:
-            raise replay_error(
+            raise tokenizer_error(
                 f"the candidate made {request.n_prompt_tokens} tokens of the prompt, the reference makes {len(prompt)}: their "
                 "tokenizers or chat templates differ. Give both the same, or have clients set `return_token_ids`"
             )
@@ -341,6 +378,15 @@ def _alike(requests: Sequence[ScoringRequest]) -> dict[bytes, list[int]]:
             )
             places.setdefault(key, []).append(place)
     return places
+
+
+def _share_alike(spelt: str, text: str, *, is_end: bool) -> float:
+    """Return which share of the letters agrees at the begin or the end of two texts; 0 where one of them is too short."""
+    n = min(len(spelt), len(text), _MOST_LETTERS)
+    if n < _LEAST_COMPARED:
+        return 0.0
+    part = slice(-n, None) if is_end else slice(n)
+    return SequenceMatcher(None, spelt[part], text[part], autojunk=False).ratio()
 
 
 def _finished(row: TokenRow, scores: Scores) -> Scores:

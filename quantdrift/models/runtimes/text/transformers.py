@@ -24,7 +24,14 @@ from safetensors import SafetensorError, safe_open
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.models.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.models.language.scoring import UNKNOWN, Scores, ScoringRequest, TokenRow, replay_error
+from quantdrift.models.language.scoring import (
+    UNKNOWN,
+    Scores,
+    ScoringRequest,
+    TokenRow,
+    replay_error,
+    tokenizer_error,
+)
 from quantdrift.models.language.unlikely import is_drawn, unlikely_share
 from quantdrift.models.runtimes.onnx.device import driver_version
 from quantdrift.models.runtimes.protocol import (
@@ -203,19 +210,28 @@ class TransformersLanguage:
         """Return the tokens of a text."""
         return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
+    def spelling(self, ids: Sequence[int]) -> str | None:
+        """Return the text of tokens, without special ones; None if one of them is unknown."""
+        if any(not 0 <= token < len(self._tokenizer) for token in ids):
+            return None  # to score them says so
+        text: str = self._tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
     def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
         """Return the scores of the answer of each row.
 
         Raises
         ------
         QuarantineError
-            Reason `replay`: a token is unknown to the model, or PyTorch failed.
+            Reason `tokenizer`: a token is unknown to the model. `replay`: PyTorch failed.
         """
         if self._model is None:
             raise replay_error("the reference is closed")
         n_tokens = int(self._model.get_input_embeddings().num_embeddings)
         if any(not 0 <= token < n_tokens for row in rows for token in (*row.prompt, *row.served)):
-            raise replay_error(
+            raise tokenizer_error(
                 f"a token id is not below the reference's {n_tokens}: candidate and reference have different tokenizers"
             )
         scores: dict[int, Scores] = {}
