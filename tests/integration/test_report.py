@@ -326,7 +326,7 @@ async def test_the_number_of_statements_does_not_grow_with_slices(postgres_dsn: 
             counts.append(len(statements))
     finally:
         event.remove(Engine, "before_cursor_execute", heard)
-    assert counts[0] == counts[1] < 40
+    assert counts[0] == counts[1] <= 40
 
 
 async def test_hostile_slice_values_stay_text(postgres_dsn: str, tmp_path: Path) -> None:
