@@ -6,18 +6,23 @@ The embedded Postgres, as durable as in production. The comparisons of 14 days a
 product makes, beside the roll-ups that 50 million comparisons leave: the weekly report is read from those, and their number
 depends on slices and hours. Then, in the same database:
 
-- `write_ratio`: rows a second of the shadow's writer, divided by those of a bare COPY of rows alike into the same table, in turn:
-  batches of 64, one transaction each, one connection each. `write_ratio_1024` is the same with batches of 1,024.
-- `bytes_per_comparison`: table, indexes and TOAST for each comparison, after a vacuum; below it, column by column and index by index.
+- `write_ratio`: comparisons a second of the shadow's writer with `storage.write_blocks`, divided by those of a bare COPY of as many rows
+  into `comparison`, in turn: batches of 64, one transaction each, one connection each. `write_ratio_1024` is the same with batches of
+  1,024, and `write_ratio_rows`, `write_ratio_rows_1024` are the same without the option.
+- `bytes_per_comparison_rows`: table, indexes and TOAST for each comparison in a row, after a vacuum; below it, column by column and
+  index by index.
 - Seconds of the questions, by the product's own functions: the slowest of three, of which the first may read from the disk.
 - `bytes_per_comparison_old`: the same of days that are condensed, all but the last three (`storage.condense_after_days`), with the time
   that condensing takes, and the questions of a week of them (`old_...`).
+- `bytes_per_comparison`: the same of the last three days with `storage.write_blocks`, merged as the monitor does while they come, and the
+  questions of the last week (`blocks_...`), of which the first four days are condensed.
 """
 
 import argparse
 import asyncio
 import os
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -52,6 +57,7 @@ from quantdrift.report.period import Period
 from quantdrift.show.report import page
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.admin.retention import maintain
+from quantdrift.storage.comparisons.blocks import Blocks
 from quantdrift.storage.comparisons.copy import COLUMNS, Row, comparison_rows
 from quantdrift.storage.comparisons.rows import ComparedExchange
 from quantdrift.storage.comparisons.writer import Writer
@@ -109,6 +115,15 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     columns: dict[str, float]
 
 
+class Condensed(msgspec.Struct, frozen=True, kw_only=True):
+    """What was put into blocks: how many comparisons, at which rate, bytes for each of them, and the request id of one."""
+
+    n_rows: int
+    rows_per_s: float
+    bytes_each: float
+    request_id: str
+
+
 async def measure(dsn: str, scale: Scale, directory: Path) -> tuple[dict[str, float], Sizes]:
     """Load and measure; `directory` is where the report goes."""
     begin = time.monotonic()
@@ -121,28 +136,101 @@ async def measure(dsn: str, scale: Scale, directory: Path) -> tuple[dict[str, fl
     end = datetime.now(UTC)
     seconds = await asked(dsn, loaded, end)
     seconds["report_s"] = await report(dsn, end, directory)
+    written = {}
     async with Database(dsn) as database:
-        written = await write_rates(database, dsn, scale, BATCH)
-        large = await write_rates(database, dsn, scale, LARGE)
+        for size in (BATCH, LARGE):
+            for as_blocks in (True, False):
+                written[size, as_blocks] = await write_rates(database, dsn, scale, size, as_blocks=as_blocks)
+        await forget_unfolded(dsn)
         old = await condensed(database, dsn)
     _say(f"{old.n_rows:,} comparisons condensed after {time.monotonic() - begin:.0f} s")
     of_old = await asked(dsn, msgspec.structs.replace(loaded, request_id=old.request_id), end - CONDENSED)
+    blocks = await in_blocks(dsn)
+    _say(f"{blocks.n_rows:,} comparisons in blocks after {time.monotonic() - begin:.0f} s")
+    of_blocks = await asked(dsn, msgspec.structs.replace(loaded, request_id=blocks.request_id), end)
     return {
         "rows": float(loaded.n_rows),
         "slices": float(loaded.n_slices),
-        "bytes_per_comparison": sizes.total,
+        "bytes_per_comparison": blocks.bytes_each,
+        "bytes_per_comparison_rows": sizes.total,
         "bytes_per_comparison_old": old.bytes_each,
         "condensed_rows_per_s": old.rows_per_s,
+        "merged_rows_per_s": blocks.rows_per_s,
         "table_bytes": sizes.table,
         **seconds,
         **{f"old_{name}": value for name, value in of_old.items()},
-        "writer_rows_per_s": written.writer,
-        "copy_rows_per_s": written.copy,
-        "write_ratio": written.ratio,
-        "writer_rows_per_s_1024": large.writer,
-        "copy_rows_per_s_1024": large.copy,
-        "write_ratio_1024": large.ratio,
+        **{f"blocks_{name}": value for name, value in of_blocks.items()},
+        **{
+            f"{name}{'' if as_blocks else '_rows'}{'' if size == BATCH else '_1024'}": value
+            for (size, as_blocks), of in written.items()
+            for name, value in (
+                ("writer_rows_per_s", of.writer),
+                ("copy_rows_per_s", of.copy),
+                ("write_ratio", of.ratio),
+            )
+        },
     }, sizes
+
+
+async def forget_unfolded(dsn: str) -> None:
+    """Delete what the writers and COPY have stored: it is of one moment, and none of it is folded."""
+    db = await asyncpg.connect(dsn)
+    try:
+        await db.execute(
+            "delete from comparison c where not exists (select from batch b where b.id = c.batch_id and b.fold_seq is not null)"
+        )
+        await db.execute("delete from batch where fold_seq is null")
+        await db.execute("truncate condensed_block")
+        await db.execute("vacuum (analyze) comparison")
+    finally:
+        await db.close()
+
+
+async def in_blocks(dsn: str) -> Condensed:
+    """Store what is in rows as the workers would have with `storage.write_blocks`, and merge it as the monitor does, hour by hour."""
+    db = await asyncpg.connect(dsn)
+    names = ", ".join(COLUMNS)
+    try:
+        before = await db.fetchrow(
+            "select pg_total_relation_size('condensed_block') as n_bytes, coalesce(sum(n), 0) as n_rows from condensed_block"
+        )
+        batches = await db.fetch(
+            "select batch_id, max(stored_at) as stored_at from comparison group by 1 order by 1"
+        )
+        merging_s, n_merged, vacuumed = 0.0, 0, None
+        for number, (batch_id, stored_at) in enumerate(batches):
+            rows = await db.fetch(f"delete from comparison where batch_id = $1 returning {names}", batch_id)  # noqa: S608
+            blocks = Blocks([tuple(row) for row in rows])
+            await blocks.insert(db, batch_id)
+            await db.copy_records_to_table("comparison", records=blocks.few, columns=COLUMNS)
+            await db.execute(
+                "update condensed_block set condensed_at = $2 where of_batch = $1", batch_id, stored_at
+            )
+            if vacuumed is None or stored_at - vacuumed >= timedelta(hours=1) or number == len(batches) - 1:
+                vacuumed, begin = stored_at, time.monotonic()
+                while n := await db.fetchval(
+                    "select blocks_merge($1, 65536)", stored_at - timedelta(hours=1)
+                ):
+                    n_merged += n
+                merging_s += time.monotonic() - begin
+                await db.execute("vacuum condensed_block")
+        await db.execute("vacuum (analyze)")
+        n_bytes, n_rows = await db.fetchrow(
+            "select pg_total_relation_size('condensed_block'), (select sum(n) from condensed_block)"
+        )
+        request_id = await db.fetchval(
+            "select r.attributes ->> 'header.x-request-id' from (select b from condensed_block b order by captured_to desc limit 1) b"
+            " cross join lateral block_rows(b.b) r limit 1"
+        )
+    finally:
+        await db.close()
+    n = int(n_rows - before["n_rows"])
+    return Condensed(
+        n_rows=n,
+        rows_per_s=n_merged / max(merging_s, 1e-9),
+        bytes_each=(n_bytes - before["n_bytes"]) / n,
+        request_id=request_id,
+    )
 
 
 async def sizes_of(dsn: str) -> Sizes:
@@ -176,15 +264,6 @@ async def sizes_of(dsn: str) -> Sizes:
         indexes={row["name"].partition(" USING ")[2]: row["bytes"] / n for row in indexes},
         columns=dict(sorted(columns.items(), key=lambda one: -one[1])),
     )
-
-
-class Condensed(msgspec.Struct, frozen=True, kw_only=True):
-    """What was condensed: how many comparisons, at which rate, bytes for each of them, and the request id of one."""
-
-    n_rows: int
-    rows_per_s: float
-    bytes_each: float
-    request_id: str
 
 
 async def condensed(database: Database, dsn: str) -> Condensed:
@@ -283,11 +362,14 @@ async def _slowest_read(database: Database, question: Callable[[Any], Awaitable[
     return max(times)
 
 
-async def write_rates(database: Database, dsn: str, scale: Scale, size: int) -> Written:
+async def write_rates(
+    database: Database, dsn: str, scale: Scale, size: int, *, as_blocks: bool = False
+) -> Written:
     """Let the writer and a bare COPY take turns, `size` rows in each transaction."""
-    rng = np.random.default_rng(size)
+    rng, boot = np.random.default_rng(size), uuid.uuid4().hex
     batches, tenants = max(scale.batches * BATCH // size, 2), scale.tenants
-    writer = Writer(database, SystemClock(), ValueRules(Config(models=(Model(name=MODEL),), slices=RULES)))
+    rules = ValueRules(Config(models=(Model(name=MODEL),), slices=RULES))
+    writer = Writer(database, SystemClock(), rules, as_blocks=as_blocks)
     db = await asyncpg.connect(dsn)
     try:
         policy, version = await db.fetchrow(
@@ -300,7 +382,7 @@ async def write_rates(database: Database, dsn: str, scale: Scale, size: int) -> 
 
         def rows_of(compared: list[ComparedExchange]) -> list[Row]:
             slice_ids = {
-                item.slices: sorted({ids[key.model, key.predicate] for key in item.slices})
+                id(item.slices): sorted({ids[key.model, key.predicate] for key in item.slices})
                 for one in compared
                 for item in one.items
             }
@@ -309,7 +391,7 @@ async def write_rates(database: Database, dsn: str, scale: Scale, size: int) -> 
         rates: list[tuple[float, float]] = []
         for number in range(scale.rounds + 1):
             given = [
-                batch_of(drawn(rng, size, tenants), 1 + (number * batches + place) * size)
+                batch_of(drawn(rng, size, tenants), 1 + (number * batches + place) * size, boot)
                 for place in range(batches)
             ]
             bare = [rows_of(drawn(rng, size, tenants)) for _ in range(batches)]
@@ -359,7 +441,7 @@ def goals_of(figures: dict[str, float]) -> list[Goal]:
         ),
         *(
             Goal(name=name, value=figures[name], bound=1.0, unit="s")
-            for name in (*seconds, *(f"old_{name}" for name in seconds))
+            for name in (*seconds, *(f"{days}_{name}" for days in ("old", "blocks") for name in seconds))
         ),
         Goal(name="report_s", value=figures["report_s"], bound=10.0, unit="s"),
     ]

@@ -149,10 +149,11 @@ def exchanges(
     ]
 
 
-def batch_of(compared: Sequence[ComparedExchange], first: int = 1) -> StoreBatch:
-    """Return a batch as a shadow worker stores it; `first` is the number of its first exchange at the sidecar."""
+def batch_of(compared: Sequence[ComparedExchange], first: int = 1, boot: str = _BOOT) -> StoreBatch:
+    """Return a batch as a shadow worker stores it; `first` is the number of its first exchange at this start of the sidecar."""
     return StoreBatch(
-        numbered=tuple(Numbered(boot=_BOOT, row=0, number=first + place) for place in range(len(compared))),
+        numbered=tuple(Numbered(boot=boot, row=0, number=first + place) for place in range(len(compared))),
+        known_by_number=True,
         worker="shadow-0",
         at=datetime.now(UTC),
         compared=tuple(compared),

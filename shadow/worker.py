@@ -228,7 +228,7 @@ async def _work(
 
     keys = KeyFile.of(config.stream.payload_key_file, "stream.payload_key_file", clock)
     # A single one: its hourly allowance is for the process, and it counts the shares of values.
-    writer = Writer(database, clock, ValueRules(config), keys)
+    writer = Writer(database, clock, ValueRules(config), keys, as_blocks=config.storage.write_blocks)
     exemplars = ExemplarKeeper.of(config, queue, clock, keys=keys, count=meters.exemplar)
 
     with contextlib.ExitStack() as threads:

@@ -63,8 +63,8 @@ _REPLACED: Final = text("""
     ) newest group by source order by source
 """)
 _WAITING: Final = text("""
-    select count(*) from comparison c join batch b on b.id = c.batch_id
-    where b.fold_seq is null and c.model_version_id = :version and c.captured_at >= :begin and c.captured_at < :end
+    select count(*) from comparisons(:begin, :end) c join batch b on b.id = c.batch_id
+    where b.fold_seq is null and c.model_version_id = :version
 """)
 _PAGE: Final = 10_000
 _PAGE_KEY: Final = {"at": "captured_at", "exchange": "exchange_id", "item": "item"}

@@ -98,6 +98,8 @@ class Database:
         self, dsn: Dsn, *, pool_size: int = POOL_SIZE, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> None:
         timeout_ms = int(statement_timeout_s * 1000)
+        self._kept: list[AsyncConnection] = []
+        self._most_kept = min(pool_size - 1, 1)
         self._engine = make_engine(
             dsn,
             command_timeout_s=statement_timeout_s + _NETWORK_GRACE_S,
@@ -127,6 +129,33 @@ class Database:
         async with translated(), self._engine.begin() as connection:
             yield connection
 
+    @asynccontextmanager
+    async def statement(self) -> AsyncIterator[asyncpg.Connection]:
+        """Lend a connection outside of a transaction, for one statement that is a transaction by itself.
+
+        It is kept for the next call, and costs nothing then: no look whether the server is still there, and no layer above the driver.
+        After any error the caller tries the same by `begin`, which knows what to do about it.
+
+        Raises
+        ------
+        RetryError, OperatorError
+            As `begin`.
+        """
+        async with translated():
+            connection = self._kept.pop() if self._kept else await self._engine.connect()
+            driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
+            try:
+                yield driver
+            except BaseException:
+                # Whether it can be used any more is not sure for any error.
+                await connection.invalidate()
+                await connection.close()
+                raise
+            if len(self._kept) >= self._most_kept or driver.is_closed():
+                await connection.close()
+            else:
+                self._kept.append(connection)
+
     async def ping(self) -> None:
         """Check that the server answers.
 
@@ -140,6 +169,8 @@ class Database:
 
     async def close(self) -> None:
         """Close every connection."""
+        while self._kept:
+            await self._kept.pop().close()
         await self._engine.dispose()
 
     async def __aenter__(self) -> Self:

@@ -17,22 +17,18 @@ from quantdrift.storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, Pai
 from quantdrift.storage.schema import tables
 
 # Lateral and limited: read by its key, whatever the planner believes of the number of rows.
-_NOISE: Final = """
+_NOISE: Final = text("""
     select n.batch_id, n.exchange_id::text, n.side, n.captured_at, n.model_version_id, n.policy_id, n.pi1, n.pi2, n.flip,
         n.divergence, n.slice_ids, c.flip as candidate_flip, c.divergence as candidate_divergence
     from noise n left join lateral (
-        select flip, divergence from {rows}
+        select flip, divergence from comparisons(n.captured_at, n.captured_at + interval '1 microsecond')
         where captured_at = n.captured_at and exchange_id = n.exchange_id and item = n.item
             and model_version_id = n.model_version_id
         limit 1
     ) c on n.side = 'reference'
     where n.batch_id = any(cast(:batches as bigint[]))
     order by n.batch_id, n.exchange_id, n.side, n.item
-"""
-_OF_FOLD: Final = text(_NOISE.replace("{rows}", "comparison"))
-_OF_ANY_DAY: Final = text(
-    _NOISE.replace("{rows}", "comparisons(n.captured_at, n.captured_at + interval '1 microsecond')")
-)
+""")
 _FLOORS: Final = text("select * from noise_floor order by model_version_id, side, metric")
 _OF_SLICES: Final = text("select * from noise_slice order by model_version_id, slice_id, side, metric")
 _OF_VERSION: Final = text("""
@@ -48,19 +44,10 @@ _END_PAIRS: Final = text("""
 _FORGET: Final = text("delete from noise_slice where model_version_id = :version and slice_id = :slice")
 
 
-async def noise_of(
-    connection: AsyncConnection, batches: Sequence[int], *, condensed: bool = False
-) -> dict[int, tuple[NoiseRow, ...]]:
-    """Return the noise items of batches, by batch; those of one exchange and side are next to each other.
-
-    Parameters
-    ----------
-    condensed
-        Whether their comparisons may be condensed.
-    """
-    noise = _OF_ANY_DAY if condensed else _OF_FOLD
+async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[int, tuple[NoiseRow, ...]]:
+    """Return the noise items of batches, by batch; those of one exchange and side are next to each other."""
     noise_rows: dict[int, list[NoiseRow]] = {}
-    for row in (await connection.execute(noise, {"batches": list(batches)})).mappings():
+    for row in (await connection.execute(_NOISE, {"batches": list(batches)})).mappings():
         noise_rows.setdefault(row["batch_id"], []).append(
             NoiseRow(
                 exchange_id=row["exchange_id"],

@@ -13,21 +13,26 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Predicate, Verdict
 from quantdrift.storage.database import Database
+from quantdrift.storage.newest_rows import newest
 
 MOST_ITEMS: Final = 20_000
 MOST_SIGNALS: Final = 5_000
 _TRAFFIC: Final = timedelta(hours=24)
 
 # Along the primary key of the partitions, backwards from now.
-_ITEMS: Final = text("""
-    with latest as (
-        select captured_at, exchange_id, item, slice_ids, n_items, header_stratum, pi1, pi2, candidate_margin, flip
-        from comparison where captured_at > :since order by captured_at desc limit :most
+_ITEMS: Final = text(f"""
+    with latest as {
+    newest(
+        "c.captured_at, c.exchange_id, c.item, c.slice_ids, c.n_items, c.header_stratum, c.pi1, c.pi2, c.candidate_margin, c.flip",
+        since="cast(:since as timestamptz)",
+        before="timestamptz 'infinity'",
+        most="cast(:most as integer)",
     )
+}
     select slice_ids, n_items, header_stratum, pi1 * pi2 as pi, flip,
         min(candidate_margin) over (partition by captured_at, exchange_id) as margin
     from latest order by captured_at, exchange_id, item
-""")
+""")  # noqa: S608 - constants
 # Counts are cumulative: two short intervals give the rate between them, however many tallies there are. A sidecar that is
 # not in the later one is gone.
 _OFFERED: Final = text("""

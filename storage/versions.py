@@ -41,10 +41,8 @@ _DIVERGENCES = text("""
         where model_version_id = :version
         union all
         select r.detail from condensed_block b cross join lateral block_rows(b) r
-        where r.captured_at < :before and b.id in (
-            select id from condensed_block where model_version_id = :version and captured_from < :before
-            order by captured_to desc limit 2
-        )
+        where r.captured_at < :before and b.model_version_id = :version and b.captured_from < :before
+            and b.captured_to >= (select newest_from(1000, '-infinity', :before, :version))
         limit :most
     ) of_version group by 1
 """)

@@ -37,9 +37,9 @@ _WORST: Final = f"""
     ), block as (
         select b.id, b.captured_from >= {{begin}} and b.captured_to < {{end}} as is_inside, of.n_changed, of.worst_changed, of.worst_other
         from condensed_block b cross join lateral (
-            select sum(one.changed) as n_changed, max(one.worst_changed) as worst_changed, max(one.worst_other) as worst_other
-            from unnest(b.slices, b.changed, b.worst_changed, b.worst_other) as one (slice, changed, worst_changed, worst_other)
-            where one.slice = any({{slices}})
+            select sum(b.changed[at.place]) as n_changed, max(b.worst_changed[at.place]) as worst_changed,
+                max(b.worst_other[at.place]) as worst_other
+            from (select array_position(b.slices, wanted) as place from unnest({{slices}}) as wanted) at
         ) of
         where b.captured_to >= {{begin}} and b.captured_from < {{end}} and b.model_version_id = any({{versions}})
             and b.slices && {{slices}}

@@ -47,7 +47,7 @@ from quantdrift.monitor.server_certificates import ServerCertificates
 from quantdrift.monitor.session_search import SessionSearch
 from quantdrift.monitor.unread_tallies import UnreadTallies
 from quantdrift.storage.address import Dsn
-from quantdrift.storage.admin.retention import maintain_by_two_clocks, thin_tallies
+from quantdrift.storage.admin.retention import maintain_by_two_clocks, merge_blocks, thin_tallies
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Connection, Database
 from quantdrift.storage.fold.models import model_numbers, sum_up
@@ -435,6 +435,7 @@ class MonitorService:
             # A fold that is hours behind leaves its tallies for later; those that it left for a day wait for the next start.
             await thin_tallies(self._database, self._thinned_at and self._thinned_at - timedelta(days=1))
             self._thinned_at = now
+            await merge_blocks(self._database, now)
         await self._stop.wait(TURN_S)
 
 

@@ -36,11 +36,13 @@ from quantdrift.shadow.pipeline.tracing import Spans
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise import NoiseReplays
 from quantdrift.shadow.replay.replay import Outcome
-from quantdrift.storage.comparisons.rows import StoreBatch, VectorRow, Written
+from quantdrift.storage.comparisons.rows import ComparedExchange, StoreBatch, VectorRow, Written
 from quantdrift.storage.comparisons.writer import Writer
 
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2
+# A sidecar publishes within a second, and the stream drops a second message of an exchange for two minutes.
+_PUBLISHED_WITHIN = timedelta(seconds=10)
 _LONGEST_PAUSE_S = 30.0
 
 Done = TypeVar("Done")
@@ -206,7 +208,16 @@ class Stages:
             self._meters.config_warned(self._assessor.config_warnings.found)
             numbered = tuple(delivery.numbered for delivery in deliveries if delivery.numbered is not None)
             replay_s = replayed.took_s if in_progress.prepared else None
-            batch = msgspec.structs.replace(batch, numbered=numbered, replay_s=replay_s)
+            by_sequence = {delivery.sequence: delivery for delivery in deliveries}
+            batch = msgspec.structs.replace(
+                batch,
+                numbered=numbered,
+                replay_s=replay_s,
+                known_by_number=all(
+                    _is_known_by_number(by_sequence[compared.stream_sequence], compared)
+                    for compared in batch.compared
+                ),
+            )
             self._meters.entered(id(deliveries), BatchStep.STORE)
             outputs = self._kept_outputs(in_progress.prepared, replayed.outputs)
             await self._to_store.put(_ToStore(deliveries=deliveries, batch=batch, outputs=outputs))
@@ -419,3 +430,13 @@ def _measure_noise(noise: NoiseReplays, entry: PreparedExchange) -> None:
 
 def _ns(moment: datetime) -> int:
     return int(moment.timestamp() * 1e6) * 1000
+
+
+def _is_known_by_number(delivery: Delivery, compared: ComparedExchange) -> bool:
+    """Return whether the number of an exchange tells that it was stored before.
+
+    A sidecar that has lost an acknowledgement and its capture process may publish an exchange under a second number. Soon after its
+    capture the stream drops that message, because it has the same id.
+    """
+    late = delivery.streamed_at - compared.exchange.captured_at > _PUBLISHED_WITHIN
+    return delivery.numbered is not None and delivery.n_delivered == 1 and not late

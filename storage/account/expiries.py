@@ -25,13 +25,18 @@ SKEW: Final = timedelta(seconds=1)
 _MOST_RANGES: Final = 1_000
 
 # Rows are locked in one order everywhere, so that two workers never wait for each other.
-_NOTE: Final = text("""
+_NOTE: Final = """
     insert into arrival (boot, counts_row, numbers)
     select cast(boot as uuid), counts_row, cast(numbers as int8multirange)
-    from unnest(cast(:boots as text[]), cast(:rows as int[]), cast(:numbers as text[])) one (boot, counts_row, numbers)
+    from unnest(cast({boots} as text[]), cast({rows} as int[]), cast({numbers} as text[])) one (boot, counts_row, numbers)
     order by 1, 2
     on conflict (boot, counts_row) do update set numbers = arrival.numbers + excluded.numbers, due = true
-""")
+"""
+NOTE_NEW: Final = f"{_NOTE} where not arrival.numbers && excluded.numbers"
+"""Records numbers, and leaves out the rows of which one is recorded already; `boots`, `rows` and `numbers` are expressions."""
+_NAMED: Final = {"boots": ":boots", "rows": ":rows", "numbers": ":numbers"}
+_NOTE_AGAIN: Final = text(_NOTE.format(**_NAMED))
+_NOTE_NEW: Final = text(NOTE_NEW.format(**_NAMED))
 _FINISHED: Final = text("""
     select one.place
     from unnest(cast(:boots as text[]), cast(:rows as int[]), cast(:numbers as bigint[]))
@@ -113,18 +118,33 @@ class Expired(msgspec.Struct, frozen=True, kw_only=True):
     n: int
 
 
-async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]) -> None:
-    """Record the exchanges that a worker has finished, with any result; the last statement of their transaction."""
+def arrival_rows(numbered: Iterable[Numbered]) -> tuple[list[str], list[int], list[str]]:
+    """Return the numbers by row of `arrival`, in the order in which rows are locked: starts of sidecars, rows, and numbers of each."""
     by_row: dict[tuple[str, int], set[int]] = {}
     for message in numbered:
         by_row.setdefault((message.boot, message.row), set()).add(message.number)
     # In one order everywhere, so that two workers never wait for each other.
-    rows = [(boot, row, _multirange(sorted(by_row[boot, row]))) for boot, row in sorted(by_row)]
-    if rows:
-        boots, counts_rows, numbers = zip(*rows, strict=True)
-        await connection.execute(
-            _NOTE, {"boots": list(boots), "rows": list(counts_rows), "numbers": list(numbers)}
-        )
+    keys = sorted(by_row)
+    return (
+        [boot for boot, _ in keys],
+        [row for _, row in keys],
+        [_multirange(sorted(by_row[k])) for k in keys],
+    )
+
+
+async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]) -> bool:
+    """Record the exchanges that a worker has finished, with any result; return whether some of them may be recorded already.
+
+    A transaction that has recorded one of them is waited for, and no other one can record them before the end of this one.
+    """
+    boots, rows, numbers = arrival_rows(numbered)
+    if not rows:
+        return False
+    values = {"boots": boots, "rows": rows, "numbers": numbers}
+    if (await connection.execute(_NOTE_NEW, values)).rowcount == len(rows):
+        return False
+    await connection.execute(_NOTE_AGAIN, values)
+    return True
 
 
 async def finished_before(connection: AsyncConnection, numbered: Iterable[Numbered]) -> frozenset[Numbered]:

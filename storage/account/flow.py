@@ -15,6 +15,7 @@ from quantdrift.facts.status import Serving
 from quantdrift.storage.account.account import Account, accounts
 from quantdrift.storage.fold_rows import ShardState
 from quantdrift.storage.leader import LEASE_S
+from quantdrift.storage.newest_rows import newest
 from quantdrift.storage.pauses import local_pauses
 from quantdrift.storage.serving import servings
 from quantdrift.storage.snapshot import KNOWN_STRATA, standby_age_s
@@ -74,8 +75,7 @@ _GREW: Final = text("""
 """)
 _COMPARED: Final = text("""
     select v.model, 'compared' as step, count(distinct c.exchange_id) as recent, null as total, max(c.stored_at) as at
-    from comparison c join model_version v on v.id = c.model_version_id
-    where c.captured_at >= :begin group by 1
+    from comparisons(:begin, 'infinity') c join model_version v on v.id = c.model_version_id group by 1
 """)
 _UNFOLDED: Final = text("""
     with waiting as (
@@ -85,9 +85,14 @@ _UNFOLDED: Final = text("""
             on b.compared_model = f.model and b.fold_seq > f.fold_seq and b.kind = 'comparison'
     )
     select v.model, 'unfolded' as step, count(distinct c.exchange_id) as total,
-        count(distinct c.exchange_id) filter (where c.captured_at >= :begin) as recent, min(w.stored_at) as at
-    from waiting w join comparison c on c.batch_id = w.id
-        and c.captured_at between (select min(captured_from) from waiting) and (select max(captured_to) from waiting)
+        count(distinct c.exchange_id) filter (where c.captured_at >= :begin) as recent, min(c.stored_at) as at
+    from (
+        select w.stored_at, c.model_version_id, c.exchange_id, c.captured_at from waiting w join comparison c on c.batch_id = w.id
+            and c.captured_at between (select min(captured_from) from waiting) and (select max(captured_to) from waiting)
+        union all
+        select w.stored_at, b.model_version_id, c.exchange_id, c.captured_at from waiting w join condensed_block b on b.of_batch = w.id
+        cross join lateral unnest(b.exchange_id, b.captured_at) as c (exchange_id, captured_at)
+    ) c
     join model_version v on v.id = c.model_version_id group by 1
 """)
 _FOLDED: Final = text("""
@@ -151,7 +156,7 @@ _SESSIONS: Final = text("""
     from session s join model_version v on v.id = s.model_version_id group by v.model
 """)
 # Of the newest items of all models: a long period is not read whole.
-_LATENCY: Final = text("""
+_LATENCY: Final = text(f"""
     select model, count(*) as n, min(seconds) filter (where up_to >= 0.5 * total) as median_s,
         min(seconds) filter (where up_to >= 0.99 * total) as p99_s
     from (
@@ -159,14 +164,18 @@ _LATENCY: Final = text("""
             sum(weight) over (partition by model) as total
         from (
             select distinct on (n.captured_at, n.exchange_id) v.model, n.latency_s as seconds, 1 / (n.pi1 * n.pi2) as weight
-            from (
-                select captured_at, exchange_id, model_version_id, latency_s, pi1, pi2 from comparison
-                where captured_at >= :begin order by captured_at desc limit 20000
-            ) n join model_version v on v.id = n.model_version_id
+            from {
+    newest(
+        "c.captured_at, c.exchange_id, c.item, c.model_version_id, c.latency_s, c.pi1, c.pi2",
+        since="cast(:begin as timestamptz)",
+        before="timestamptz 'infinity'",
+        most="20000",
+    )
+} n join model_version v on v.id = n.model_version_id
             where n.latency_s is not null
         ) of_exchanges
     ) timed group by model
-""")
+""")  # noqa: S608 - constants
 # Of all traffic of the version that was first seen last.
 _LEARNED_LATENCY: Final = text("""
     select distinct on (v.model) v.model, cast(b.content ->> 'learned_s' as float) as learned_s
@@ -191,9 +200,14 @@ _LEAVING: Final = text("""
     with stored as (
         select id, captured_from, captured_to, stored_at from batch where stored_at > :since and kind = 'comparison'
     ), finished as (
-        select v.model, count(distinct c.exchange_id) as n, min(w.stored_at) as first
-        from stored w join comparison c on c.batch_id = w.id
-            and c.captured_at between (select min(captured_from) from stored) and (select max(captured_to) from stored)
+        select v.model, count(distinct c.exchange_id) as n, min(c.stored_at) as first
+        from (
+            select w.stored_at, c.model_version_id, c.exchange_id from stored w join comparison c on c.batch_id = w.id
+                and c.captured_at between (select min(captured_from) from stored) and (select max(captured_to) from stored)
+            union all
+            select w.stored_at, b.model_version_id, c.exchange_id from stored w join condensed_block b on b.of_batch = w.id
+            cross join lateral unnest(b.exchange_id) as c (exchange_id)
+        ) c
         join model_version v on v.id = c.model_version_id group by 1
         union all
         select model, count(*), min(quarantined_at) from quarantine where quarantined_at > :since group by 1

@@ -95,6 +95,9 @@ _CONDENSED_AT_ONCE: Final = 65_536
 """Comparisons of a transaction that makes blocks of 1,024: some seconds."""
 _WAITS: Final = timedelta(days=1)
 """How far the fold must be beyond a day before it is condensed: it reads single comparisons."""
+_MERGED: Final = text("select blocks_merge(:before, :most)")
+_MERGED_AFTER: Final = timedelta(hours=1)
+"""How far the fold must be beyond a block of a worker before it is merged: until then it is read by its batch."""
 # The monitor may not read payloads, nor learn which row still has one.
 _OLD_PAYLOADS: Final = "select * from payloads_drop(:before, :chunk)"
 _OLD_QUARANTINE: Final = """
@@ -600,6 +603,30 @@ async def thin_tallies(database: Database, since: datetime | None) -> int:
         As `maintain`.
     """
     return await in_chunks(database, _DENSE_TALLIES, {"since": since})
+
+
+async def merge_blocks(database: Database, now: datetime) -> int:
+    """Merge the blocks that workers stored, a thousand comparisons in each; return how many comparisons were moved.
+
+    Blocks of the last hour stay as they are, by the time up to which the monitor has folded and by `now`, and so do those of a day that has
+    fewer than a thousand, until it is over. Whatever was moved stays moved when a later transaction fails.
+
+    Raises
+    ------
+    RetryError
+        As `maintain`.
+    """
+    async with database.begin() as connection:
+        folded_until = await connection.scalar(_FOLDED_UNTIL)
+    n_merged = 0
+    while folded_until is not None:
+        values = {"before": min(now, folded_until) - _MERGED_AFTER, "most": _CONDENSED_AT_ONCE}
+        async with database.begin() as connection:
+            merged = int(await connection.scalar(_MERGED, values) or 0)
+        if not merged:
+            break
+        n_merged += merged
+    return n_merged
 
 
 async def _condense(database: Database, storage: Storage, now: datetime, days: Iterable[date]) -> int:

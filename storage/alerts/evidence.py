@@ -19,39 +19,52 @@ from quantdrift.storage.alerts.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.database import translated
 from quantdrift.storage.described_clusters import described
 from quantdrift.storage.fold_rows import from_us, to_us
+from quantdrift.storage.newest_rows import newest
 from quantdrift.storage.signals import named_values
 
 MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
 MOST_SCANNED: Final = 100_000  # items of the version that are read to find those of a rare slice
 _MOST_ALERTS: Final = 256
 
-_NEWEST_OF_SLICE: Final = """
-    select newest.* from (
-        select c.captured_at, c.exchange_id::text, c.item, c.group_key, c.slice_ids, c.pi1 * c.pi2 as pi, {columns}
-        from comparison c join batch b on b.id = c.batch_id
-        where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
-            and b.fold_seq <= :fold_seq
-        order by c.captured_at desc, c.exchange_id desc, c.item desc limit :scanned
-    ) newest
+_OF_TIME: Final = {
+    "since": "cast(:begin as timestamptz)",
+    "before": "cast(:end as timestamptz)",
+    "most": "cast(:scanned as integer)",
+    "folded": "cast(:fold_seq as bigint)",
+}
+_NEWEST_OF_SLICE: Final = f"""
+    select newest.captured_at, newest.exchange_id::text, newest.item, newest.group_key, newest.slice_ids, newest.pi, {{columns}}
+    from {
+    newest(
+        "c.captured_at, c.exchange_id, c.item, c.group_key, c.slice_ids, c.pi1 * c.pi2 as pi, {read}",
+        **_OF_TIME,
+        version="cast(:version as integer)",
+        more="join batch b on b.id = c.batch_id where c.model_version_id = :version and b.fold_seq <= :fold_seq",
+    )
+} newest
     where newest.slice_ids @> array[cast(:slice as int)]
     order by newest.captured_at desc, newest.exchange_id desc, newest.item desc limit :most
-"""
+"""  # noqa: S608 - constants
+_ITEM_COLUMNS: Final = (
+    "newest.flip, newest.divergence, newest.reference_margin, newest.source, newest.batch_id, newest.latency_s, newest.n_items,"
+    " newest.not_finite, newest.measure, newest.signals"
+)
 _ITEM: Final = (
     "c.flip, c.divergence, c.reference_margin, c.source, c.batch_id, c.latency_s, c.n_items,"
     " coalesce(c.detail ? 'candidate_not_finite', false) as not_finite, c.detail ->> 'measure' as measure, {signals} as signals"
 )
-_DETAILS: Final = text(_NEWEST_OF_SLICE.format(columns="c.detail::text as detail"))
-_NEWEST: Final = text("""
-    select newest.model_version_id from (
-        select c.captured_at, c.exchange_id, c.item, c.slice_ids, c.model_version_id
-        from comparison c join batch b on b.id = c.batch_id
-        where c.captured_at >= :begin and c.captured_at < :end
-            and c.model_version_id = any(cast(:versions as int[])) and b.fold_seq <= :fold_seq
-        order by c.captured_at desc, c.exchange_id desc, c.item desc limit :scanned
-    ) newest
+_DETAILS: Final = text(_NEWEST_OF_SLICE.format(columns="newest.detail", read="c.detail::text as detail"))
+_NEWEST: Final = text(f"""
+    select newest.model_version_id from {
+    newest(
+        "c.captured_at, c.exchange_id, c.item, c.slice_ids, c.model_version_id",
+        **_OF_TIME,
+        more="join batch b on b.id = c.batch_id where c.model_version_id = any(cast(:versions as int[])) and b.fold_seq <= :fold_seq",
+    )
+} newest
     where newest.slice_ids @> array[cast(:slice as int)]
     order by newest.captured_at desc, newest.exchange_id desc, newest.item desc limit 1
-""")
+""")  # noqa: S608 - constants
 _PROVENANCE: Final = text("select id, provenance from batch where id = any(cast(:batches as bigint[]))")
 _STORED: Final = text("select stored_at from batch where fold_seq = :fold_seq")
 _DOUBT: Final = text("""
@@ -137,7 +150,8 @@ class Evidence:
         self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> list[EvidenceItem]:
         """Return the newest items of a slice captured in [begin, end) and folded up to `fold_seq`, at most 5,000."""
-        query = text(_NEWEST_OF_SLICE.format(columns=_ITEM.format(signals=named_values())))
+        read = _ITEM.format(signals=named_values())
+        query = text(_NEWEST_OF_SLICE.format(columns=_ITEM_COLUMNS, read=read))
         result = await self._connection.execute(query, _newest(version, slice_id, begin_us, end_us, fold_seq))
         return [
             EvidenceItem(

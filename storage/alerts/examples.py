@@ -38,8 +38,9 @@ _WORST: Final = text("""
     ), worst as (
         select c.model_version_id, c.captured_at, c.exchange_id, c.slice_ids, c.trace, b.fold_seq,
             coalesce(c.flip, false) as flip, coalesce(nullif(c.divergence, 'NaN'), 0) as divergence
-        from comparison c join batch b on b.id = c.batch_id
-        where c.captured_at between :begin and :end and c.model_version_id = any(cast(:versions as int[]))
+        from comparisons(:begin, cast(:end as timestamptz) + interval '1 microsecond', cast(:slices as int[])) c
+        join batch b on b.id = c.batch_id
+        where c.model_version_id = any(cast(:versions as int[]))
             and c.slice_ids && cast(:slices as int[]) and b.fold_seq <= :fold_seq
         order by flip desc, divergence desc, c.exchange_id limit :depth
     ), one as (

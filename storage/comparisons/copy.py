@@ -9,7 +9,6 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Way
-from quantdrift.core.slices import SliceKey
 from quantdrift.storage.comparisons.rows import ComparedExchange
 
 COLUMNS: Final = (
@@ -65,7 +64,7 @@ def comparison_rows(
     batch_id: int,
     version_id: int,
     policy_id: int,
-    slice_ids: Mapping[tuple[SliceKey, ...], list[int]],
+    slice_ids: Mapping[int, list[int]],
 ) -> list[Row]:
     """Return one row per item of an exchange, in the order of the columns that are copied.
 
@@ -74,7 +73,7 @@ def comparison_rows(
     batch_id, version_id, policy_id
         Ids of the rows that the comparisons refer to.
     slice_ids
-        Ids of the slices of an item, in rising order.
+        Ids of the slices of an item, in rising order, by the `id` of `item.slices`.
     """
     exchange = compared.exchange
     sampling = exchange.sampling
@@ -89,7 +88,7 @@ def comparison_rows(
             batch_id,
             version_id,
             policy_id,
-            slice_ids[item.slices],
+            slice_ids[id(item.slices)],
             len(compared.items),
             exchange.source,
             sampling.header_stratum,

@@ -249,17 +249,18 @@ class Places:
     def count(self, batch: StoreBatch) -> None:
         """Count the weights of a batch that was stored."""
         versions: dict[tuple[str, str], float] = {}
-        combinations: dict[tuple[SliceKey, ...], float] = {}
+        combinations: dict[int, float] = {}
         for compared in batch.compared:
             each = 1.0 / _pi(compared)
             of_version = compared.exchange.model, compared.version.candidate_version
             versions[of_version] = versions.get(of_version, 0.0) + len(compared.items) * each
             for item in compared.items:
-                combinations[item.slices] = combinations.get(item.slices, 0.0) + each
+                combinations[id(item.slices)] = combinations.get(id(item.slices), 0.0) + each
         slices: dict[tuple[str, str], float] = {}
         keys: dict[tuple[str, str], SliceKey] = {}
+        of_combination = batch.combinations
         for combination, weight in combinations.items():
-            for key in combination:
+            for key in of_combination[combination]:
                 name = key.model, key.predicate
                 slices[name] = slices.get(name, 0.0) + weight
                 keys[name] = key

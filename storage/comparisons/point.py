@@ -1,4 +1,4 @@
-"""SQL that finds comparisons by their keys, whether their day is condensed or not."""
+"""SQL that finds comparisons by their keys, whether they are rows or in blocks."""
 
 
 def at_key(keys: str) -> str:

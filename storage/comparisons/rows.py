@@ -218,6 +218,8 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
         The numbers of its exchanges, as far as they have some.
     replay_s
         Seconds in which the reference computed it; None: it computed nothing.
+    known_by_number
+        Whether the number of each compared exchange tells that it was stored before.
     """
 
     worker: str
@@ -232,11 +234,15 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     doubts: tuple[ConfigWarningRow, ...] = ()
     numbered: tuple[Numbered, ...] = ()
     replay_s: float | None = None
+    known_by_number: bool = False
 
     @property
-    def slices(self) -> dict[tuple[SliceKey, ...], None]:
-        """The different combinations of slices of its items, in the order in which they come."""
-        return dict.fromkeys(item.slices for compared in self.compared for item in compared.items)
+    def combinations(self) -> dict[int, tuple[SliceKey, ...]]:
+        """The combinations of slices of its items by their `id`, in the order in which they come.
+
+        Equal ones may be there twice: to compare them would cost more than what is done for each.
+        """
+        return {id(item.slices): item.slices for compared in self.compared for item in compared.items}
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The shadow's writer: one transaction per batch, written by COPY, safe to repeat.
+"""The shadow's writer: one transaction per batch, as rows by COPY or as a block, safe to repeat.
 
 Nothing is acknowledged to the stream before the transaction has committed, so every function here may be called again
 with rows that are stored already: rows, quarantined messages and tallies are stored exactly once.
@@ -9,10 +9,11 @@ It also stores doubts: where the outputs of references contradict the configurat
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -28,11 +29,28 @@ from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.keys import KeyFile
 from quantdrift.core.records import Loss, Tally
 from quantdrift.core.sealing import is_sealed, seal
-from quantdrift.core.slices import SliceKey, ValueRules
+from quantdrift.core.slices import ValueRules
 from quantdrift.core.text import plain
-from quantdrift.storage.account.expiries import finished_before, note_numbers, note_tallies
+from quantdrift.storage.account.expiries import (
+    NOTE_NEW,
+    arrival_rows,
+    finished_before,
+    note_numbers,
+    note_tallies,
+)
+from quantdrift.storage.comparisons.blocks import (
+    BETWEEN,
+    LEAST,
+    N_VALUES,
+    Blocks,
+    NotAsBlocksError,
+    insertion,
+    without_stored,
+)
 from quantdrift.storage.comparisons.copy import (
+    COLUMNS,
     InsertRows,
+    Row,
     comparison_rows,
     copy_comparisons,
     day_of,
@@ -74,6 +92,10 @@ _UNDEFINED_TABLE: Final = "42P01"
 _NO_REFERENCE: Final = "no_reference"
 
 
+class _FinishedError(Exception):
+    """A worker has finished some of these exchanges before: they may be stored already."""
+
+
 class Writer:
     """The writer of compared exchanges. Any number of tasks of one event loop may use it.
 
@@ -88,6 +110,8 @@ class Writer:
         The slices that are made of values which clients choose; None: there are none.
     keys
         Encrypt what goes to the quarantine and is not encrypted yet; None: it is stored as it came.
+    as_blocks
+        Whether a batch is stored in one row of `condensed_block`, if their numbers tell which of its exchanges were stored before.
     """
 
     def __init__(
@@ -96,7 +120,12 @@ class Writer:
         clock: Clock,
         rules: ValueRules | None = None,
         keys: KeyFile | None = None,
+        *,
+        as_blocks: bool = False,
     ) -> None:
+        self._as_blocks = as_blocks
+        self._ids: _Ids = ({}, {}, {})
+        self._blocks_failed = False
         self._places = Places(rules or ValueRules(Config()))
         self._database = database
         self._clock = clock
@@ -119,12 +148,26 @@ class Writer:
         """
         # The savepoint costs two round trips, and is needed only where rows exist already, or a partition is missing. What is
         # quarantined counts against the allowance of payloads: that is done once.
-        if batch.compared and not batch.quarantined:
-            with suppress(asyncpg.UniqueViolationError, asyncpg.CheckViolationError):
+        # In a block nothing but its number tells that an exchange is stored: without it, it is looked for.
+        if batch.compared and not batch.quarantined and (batch.known_by_number or not self._as_blocks):
+            n_items = sum(len(compared.items) for compared in batch.compared)
+            as_blocks = self._as_blocks and batch.known_by_number and n_items >= LEAST
+            with suppress(
+                asyncpg.UniqueViolationError, asyncpg.CheckViolationError, NotAsBlocksError, _FinishedError
+            ):
+                if as_blocks:
+                    return await self._store_alone(batch) or await self._store_blocks(batch)
                 return await self._store(batch, copy_comparisons)
-        return await self._store(batch, insert_comparisons)
+        return await self._store(batch, insert_comparisons, again=True)
 
-    async def _store(self, batch: StoreBatch, insert_rows: InsertRows) -> Written:
+    async def _store(self, batch: StoreBatch, insert_rows: InsertRows, *, again: bool = False) -> Written:
+        """Store a batch; `again` says that some of its exchanges may be stored already.
+
+        Raises
+        ------
+        _FinishedError
+            Some may be, without `again`.
+        """
         async with self._database.begin() as connection:
             versions, policies, slices, others = await _ids(connection, batch, self._places)
             quarantined = await _unfinished(connection, batch.quarantined)
@@ -134,21 +177,10 @@ class Writer:
             expected = sum(len(compared.items) for compared in batch.compared)
             unreferenced = sorted({versions[exchange.version] for exchange in batch.unreferenced})
             batch_id = await _open_batch(connection, batch, expected, skipped, unreferenced)
-            slice_ids = {
-                of_item: sorted({slices[key.model, key.predicate] for key in of_item})
-                for of_item in batch.slices
-            }
-            rows = [
-                row
-                for compared in batch.compared
-                for row in comparison_rows(
-                    compared,
-                    batch_id,
-                    versions[compared.version],
-                    policies[compared.exchange.sampling.policy.epoch],
-                    slice_ids,
-                )
-            ]
+            rows = _rows(batch, batch_id, (versions, policies, slices))
+            if again and (await note_numbers(connection, batch.numbered) or not batch.known_by_number):
+                # What is in a block has no key of its own that would refuse it. The numbers are locked: nobody else stores it meanwhile.
+                rows = await without_stored(connection, rows)
             n_rows, days = await insert_rows(connection, rows)
             now = self._clock.now()
             unplaced = {
@@ -161,7 +193,9 @@ class Writer:
             n_noise = await insert_noise(connection, batch.noise, batch_id, (versions, policies, slices))
             if n_rows != expected or not (n_rows or skipped or n_noise):
                 await _correct_batch(connection, batch_id, n_rows, skipped, keep=bool(n_noise))
-            await note_numbers(connection, batch.numbered)
+            # Last, so that workers with exchanges of one sidecar wait for each other as shortly as possible.
+            if not again and await note_numbers(connection, batch.numbered):
+                raise _FinishedError
         self._places.count(batch)
         return Written(
             n_rows=n_rows,
@@ -169,6 +203,107 @@ class Writer:
             n_other=_count_others(batch, others),
             without_place=frozenset(others),
         )
+
+    async def _store_alone(self, batch: StoreBatch) -> Written | None:
+        """Store a batch by one statement, with ids that earlier ones had; return None where that is not enough, whatever the reason."""
+        if batch.doubts or batch.noise or batch.unreferenced:
+            return None
+        referenced = _Referenced(batch)
+        try:
+            async with self._database.statement() as driver:
+                ids = self._ids
+                if not referenced.are_in(ids):
+                    ids = await _known(partial(driver.fetch, _KNOWN_NUMBERED), referenced, self._places)
+                    self._remember(ids)
+                if (values := self._values_alone(batch, referenced, ids)) is None:
+                    return None
+                await driver.fetchval(_STORE_ALONE, *values)
+        except (asyncpg.PostgresError, RetryError, OperatorError):
+            self._ids = ({}, {}, {})
+            return None
+        self._places.count(batch)
+        return Written(n_rows=sum(len(compared.items) for compared in batch.compared))
+
+    def _values_alone(self, batch: StoreBatch, referenced: "_Referenced", ids: "_Ids") -> list[Any] | None:
+        """Return the values of `_STORE_ALONE`, or None where the batch is not one block."""
+        if not referenced.are_in(ids):
+            return None
+        rows = _rows(batch, 0, ids)
+        try:
+            blocks, with_ids = Blocks(rows), referenced.with_ids(ids)
+        except NotAsBlocksError:
+            return None
+        if len(blocks.blocks) > 1 or blocks.few:
+            return None
+        return [
+            *_batch_values(batch, len(rows), Counter(), ()).values(),
+            *arrival_rows(batch.numbered),
+            blocks.days,
+            *blocks.blocks[0],
+            *with_ids,
+        ]
+
+    async def _store_blocks(self, batch: StoreBatch) -> Written:
+        """Store a batch of which nothing is quarantined and numbers tell what was stored before, in few statements.
+
+        Raises
+        ------
+        NotAsBlocksError, asyncpg.UniqueViolationError, asyncpg.CheckViolationError
+            It can only be stored as rows.
+        """
+        async with self._database.begin() as connection:
+            driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
+            referenced = _Referenced(batch)
+            ids = await _known(partial(driver.fetch, _KNOWN_NUMBERED), referenced, self._places)
+            others: set[tuple[str, str]] = set()
+            is_alone = referenced.are_in(ids) and not (batch.doubts or batch.noise)
+            self._remember(ids)
+            if not is_alone:  # from here on a transaction is open
+                versions, policies, slices, others = await _ids(connection, batch, self._places)
+                ids = versions, policies, slices
+            rows = _rows(batch, 0, ids)
+            blocks = Blocks(rows)
+            if is_alone and (len(blocks.blocks) > 1 or blocks.few):
+                await connection.execute(text("select 1"))  # opens a transaction
+            skipped = Counter({_NO_REFERENCE: len(batch.unreferenced)} if batch.unreferenced else {})
+            unreferenced = sorted({ids[0][exchange.version] for exchange in batch.unreferenced})
+            values = _batch_values(batch, len(rows), skipped, unreferenced)
+            try:
+                batch_id = await driver.fetchval(
+                    _STORE_BLOCK,
+                    *values.values(),
+                    *arrival_rows(batch.numbered),
+                    blocks.days,
+                    *blocks.blocks[0],
+                )
+            except asyncpg.PostgresError as error:
+                if driver.is_closed() or (error.sqlstate or "").startswith(_LOST):
+                    raise
+                # If anything else is wrong, the statements for rows find it as well, and know what to do.
+                if error.sqlstate != _REFUSED and not self._blocks_failed:
+                    _LOG.warning(
+                        "comparisons are stored as rows, although storage.write_blocks is set: %s", error
+                    )
+                    self._blocks_failed = True
+                raise NotAsBlocksError from error
+            await blocks.insert(driver, batch_id, first=1)
+            if blocks.few:
+                place = COLUMNS.index("batch_id")
+                few = [(*row[:place], batch_id, *row[place + 1 :]) for row in blocks.few]
+                await copy_comparisons(connection, few)
+            await write_doubts(connection, batch.doubts, batch.at)
+            await insert_noise(connection, batch.noise, batch_id, ids)
+        self._places.count(batch)
+        return Written(
+            n_rows=len(rows), n_other=_count_others(batch, others), without_place=frozenset(others)
+        )
+
+    def _remember(self, ids: "_Ids") -> None:
+        if len(self._ids[1]) + len(self._ids[2]) > _REMEMBERED:
+            self._ids = ({}, {}, {})
+        self._ids[0].update(ids[0])
+        self._ids[1].update(ids[1])
+        self._ids[2].update(ids[2])
 
     async def store_shares(self) -> None:
         """Store the weights of the values in the batches since the last call. Called about once a minute.
@@ -250,27 +385,113 @@ class Writer:
             self._reports_failed = False
 
 
-_KNOWN: Final = text("""
+_KNOWN: Final = """
     select 0 as kind, place, v.id, v.lapsed_at is null as has_place
-    from unnest(cast(:version_models as text[]), cast(:candidates as text[]), cast(:digests as text[]))
+    from unnest(cast({version_models} as text[]), cast({candidates} as text[]), cast({digests} as text[]))
         with ordinality wanted (model, candidate_version, reference_digest, place)
     join model_version v using (model, candidate_version, reference_digest)
     union all
     select 1, place, p.id, true
-    from unnest(cast(:epochs as text[])) with ordinality wanted (epoch, place) join policy p using (epoch)
+    from unnest(cast({epochs} as text[])) with ordinality wanted (epoch, place) join policy p using (epoch)
     union all
     select 2, place, s.id, s.lapsed_at is null
-    from unnest(cast(:slice_models as text[]), cast(:predicates as text[])) with ordinality wanted (model, predicate, place)
+    from unnest(cast({slice_models} as text[]), cast({predicates} as text[])) with ordinality wanted (model, predicate, place)
     join slice s using (model, predicate)
-""")
-
-
-_OPEN_BATCH: Final = text("""
+"""
+_WANTED: Final = ("version_models", "candidates", "digests", "epochs", "slice_models", "predicates")
+_KNOWN_NAMED: Final = text(_KNOWN.format(**{name: f":{name}" for name in _WANTED}))
+_KNOWN_NUMBERED: Final = _KNOWN.format(**{name: f"${n}" for n, name in enumerate(_WANTED, 1)})
+_OPEN: Final = """
     insert into batch (kind, worker, captured_from, captured_to, n_rows, provenance, skipped, unreferenced, replay_s, compared_model)
-    values ('comparison', :worker, :captured_from, :captured_to, :n_rows, cast(:provenance as jsonb), cast(:skipped as jsonb),
-        cast(:unreferenced as integer[]), :replay_s, :model)
+    values ('comparison', {worker}, {captured_from}, {captured_to}, {n_rows}, cast({provenance} as jsonb), cast({skipped} as jsonb),
+        cast({unreferenced} as integer[]), {replay_s}, {model})
     returning id
-""")
+"""
+_BATCH_VALUES: Final = (
+    *(
+        "worker",
+        "captured_from",
+        "captured_to",
+        "n_rows",
+        "provenance",
+        "skipped",
+        "unreferenced",
+        "replay_s",
+    ),
+    "model",
+)
+_OPEN_BATCH: Final = text(_OPEN.format(**{name: f":{name}" for name in _BATCH_VALUES}))
+_N_OPEN: Final = len(_BATCH_VALUES)
+# Without the partition of its day a comparison has no place, in a block either: retention drops both together. An error rolls all of it
+# back where a transaction is this statement alone.
+_STORED_BLOCK: Final = f"""
+    with opened as ({_OPEN.format(**{name: f"${n}" for n, name in enumerate(_BATCH_VALUES, 1)})}),
+    noted as (
+        {NOTE_NEW.format(boots=f"${_N_OPEN + 1}", rows=f"${_N_OPEN + 2}", numbers=f"${_N_OPEN + 3}")} returning 1
+    ),
+    stored as ({insertion("opened.id", _N_OPEN + 5, "from opened")})
+    select case {{refused}}
+        when (select count(*) from noted) < cardinality(${_N_OPEN + 1}::text[]) then block_refused('finished before')
+        when exists (
+            select from unnest(${_N_OPEN + 4}::date[]) as of (day)
+            where to_regclass('comparison_' || to_char(day, 'YYYYMMDD')) is null
+        ) then block_refused('no partition')
+        else id
+    end from opened
+"""  # noqa: S608 - constants
+_STORE_BLOCK: Final = _STORED_BLOCK.format(refused="")
+# A failover may have lost what an earlier transaction made, and hand its id out again for something else.
+_OTHER_IDS: Final = f"""
+    when exists (
+        select from unnest({{0}}::int[], {{1}}::text[], {{2}}::text[], {{3}}::text[]) as named (id, model, candidate, digest)
+        where not exists (
+            select from model_version v where v.id = named.id and v.model = named.model and v.candidate_version = named.candidate
+                and v.reference_digest = named.digest and v.lapsed_at is null
+        )
+    ) or exists (
+        select from unnest({{4}}::int[], {{5}}::text[]) as named (id, epoch)
+        where not exists (select from policy p where p.id = named.id and p.epoch = named.epoch)
+    ) or exists (
+        select from unnest(
+            {{6}}::text::int[], string_to_array({{7}}::text, chr({ord(BETWEEN)})), string_to_array({{8}}::text, chr({ord(BETWEEN)}))
+        ) as named (id, model, predicate)
+        where not exists (
+            select from slice s where s.id = named.id and s.model = named.model and s.predicate = named.predicate
+                and s.lapsed_at is null
+        )
+    ) then block_refused('other ids')
+"""  # noqa: S608 - constants
+_STORE_ALONE: Final = _STORED_BLOCK.format(
+    refused=_OTHER_IDS.format(*(f"${n}" for n in range(_N_OPEN + 5 + N_VALUES, _N_OPEN + 14 + N_VALUES)))
+)
+_REMEMBERED: Final = 20_000
+"""Policies and slices whose ids are remembered."""
+_REFUSED: Final = "QD001"
+_LOST: Final = ("08", "57P")
+"""Classes of SQLSTATE of a connection that is lost, or that the server ends."""
+
+
+_Ids = tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]]
+
+
+def _rows(batch: StoreBatch, batch_id: int, ids: _Ids) -> list[Row]:
+    """Return the rows of a batch; `ids` are those of its versions, policies and slices."""
+    versions, policies, slices = ids
+    slice_ids = {
+        name: sorted({slices[key.model, key.predicate] for key in of_item})
+        for name, of_item in batch.combinations.items()
+    }
+    return [
+        row
+        for compared in batch.compared
+        for row in comparison_rows(
+            compared,
+            batch_id,
+            versions[compared.version],
+            policies[compared.exchange.sampling.policy.epoch],
+            slice_ids,
+        )
+    ]
 
 
 async def _ids(
@@ -283,24 +504,13 @@ async def _ids(
     They are asked for each time: a failover may have lost what an earlier transaction made, and hand the same ids
     out again for something else. One statement finds all that are there and have a place, which is nearly always all.
     """
-    keys = sorted(
-        {
-            *(c.version for c in batch.compared),
-            *(u.version for u in batch.unreferenced),
-            *(n.version for n in batch.noise),
-        },
-        key=msgspec.structs.astuple,
-    )
-    epochs = {
-        policy.epoch: policy
-        for policy in (
-            *(compared.exchange.sampling.policy for compared in batch.compared),
-            *(item.policy for item in batch.noise),
-        )
-    }
-    wanted = {(key.model, key.predicate): key for of_item in batch.slices for key in of_item}
-    wanted |= {(s.model, s.predicate): s for item in batch.noise for s in item.slices}
-    versions, policies, slices = await _known(connection, keys, list(epochs), wanted, places)
+    referenced = _Referenced(batch)
+    keys, epochs, wanted = referenced.versions, referenced.policies, referenced.slices
+
+    async def fetch(*values: list[str]) -> Any:
+        return await connection.execute(_KNOWN_NAMED, dict(zip(_WANTED, values, strict=True)))
+
+    versions, policies, slices = await _known(fetch, referenced, places)
     missing = set(keys) - versions.keys()
     stored_as = await places.versions(connection, missing) if missing else {}
     version_ids = await _ids_of(
@@ -349,27 +559,86 @@ async def _ids(
     )
 
 
+class _Referenced:
+    """What a batch refers to: versions, policies by their epoch, and slices by model and predicate."""
+
+    def __init__(self, batch: StoreBatch) -> None:
+        self.versions = sorted(
+            {
+                *(c.version for c in batch.compared),
+                *(u.version for u in batch.unreferenced),
+                *(n.version for n in batch.noise),
+            },
+            key=msgspec.structs.astuple,
+        )
+        self.policies = {
+            policy.epoch: policy
+            for policy in (
+                *(compared.exchange.sampling.policy for compared in batch.compared),
+                *(item.policy for item in batch.noise),
+            )
+        }
+        self.slices = {
+            (key.model, key.predicate): key for of_item in batch.combinations.values() for key in of_item
+        }
+        self.slices |= {(s.model, s.predicate): s for item in batch.noise for s in item.slices}
+
+    def are_in(self, ids: _Ids) -> bool:
+        """Return whether the ids of all of it are known."""
+        versions, policies, slices = ids
+        return (
+            all(key in versions for key in self.versions)
+            and policies.keys() >= self.policies.keys()
+            and slices.keys() >= self.slices.keys()
+        )
+
+    def with_ids(self, ids: _Ids) -> list[Any]:
+        """Return all of it with its ids, as `_STORE_ALONE` takes it.
+
+        Raises
+        ------
+        NotAsBlocksError
+            A name has the character that separates names.
+        """
+        versions, policies, slices = ids
+        keys, names = self.versions, list(self.slices)
+        models, predicates = (BETWEEN.join(part) for part in zip(*names, strict=True))
+        if predicates.count(BETWEEN) + models.count(BETWEEN) != 2 * (len(names) - 1):
+            raise NotAsBlocksError
+        return [
+            [versions[key] for key in keys],
+            [key.model for key in keys],
+            [key.candidate_version for key in keys],
+            [key.reference_digest for key in keys],
+            [policies[epoch] for epoch in self.policies],
+            list(self.policies),
+            f"{{{','.join(str(slices[name]) for name in names)}}}",
+            models,
+            predicates,
+        ]
+
+
 async def _known(
-    connection: AsyncConnection,
-    versions: Sequence[VersionKey],
-    epochs: Sequence[str],
-    slices: Mapping[tuple[str, str], SliceKey],
-    places: Places,
-) -> tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]]:
-    """Return the ids of the versions, policies and slices that have a row, and a place if they need one."""
+    fetch: Callable[..., Awaitable[Iterable[Any]]], referenced: _Referenced, places: Places
+) -> _Ids:
+    """Return the ids of the versions, policies and slices that have a row, and a place if they need one.
+
+    Parameters
+    ----------
+    fetch
+        Executes `_KNOWN` with its values in their order.
+    """
+    versions, epochs, slices = referenced.versions, list(referenced.policies), referenced.slices
     names = list(slices)
-    rows = await connection.execute(
-        _KNOWN,
-        {
-            "version_models": [key.model for key in versions],
-            "candidates": [key.candidate_version for key in versions],
-            "digests": [key.reference_digest for key in versions],
-            "epochs": list(epochs),
-            "slice_models": [model for model, _ in names],
-            "predicates": [predicate for _, predicate in names],
-        },
+    rows = await fetch(
+        [key.model for key in versions],
+        [key.candidate_version for key in versions],
+        [key.reference_digest for key in versions],
+        epochs,
+        [model for model, _ in names],
+        [predicate for _, predicate in names],
     )
-    ids: tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]] = ({}, {}, {})
+    ids: _Ids = ({}, {}, {})
     for kind, position, row_id, has_place in rows:
         if kind == 0 and has_place:
             ids[0][versions[position - 1]] = row_id
@@ -493,29 +762,33 @@ async def _open_batch(
     unreferenced: Sequence[int],
 ) -> int:
     """Insert the `batch` row. COPY needs a statement before it, because the adapter begins the transaction lazily."""
+    batch_id = await connection.scalar(_OPEN_BATCH, _batch_values(batch, n_rows, skipped, unreferenced))
+    assert isinstance(batch_id, int)
+    return batch_id
+
+
+def _batch_values(
+    batch: StoreBatch, n_rows: int, skipped: Counter[str], unreferenced: Sequence[int]
+) -> dict[str, Any]:
+    """Return the values of `_BATCH_VALUES`, in this order."""
     times = [
         *(c.exchange.captured_at for c in batch.compared),
         *(u.captured_at for u in batch.unreferenced),
         *(q.captured_at for q in batch.quarantined if q.captured_at is not None),
     ] or [batch.at]
     models = {compared.exchange.model for compared in batch.compared}
-    batch_id = await connection.scalar(
-        _OPEN_BATCH,
-        {
-            "worker": batch.worker,
-            "captured_from": min(times),
-            "captured_to": max(times),
-            "n_rows": n_rows,
-            "provenance": batch.provenance,
-            "skipped": msgspec.json.encode(skipped).decode(),
-            "unreferenced": list(unreferenced),
-            "replay_s": batch.replay_s,
-            # A reader has one model. If ever there were two, they would have no common order.
-            "model": models.pop() if len(models) == 1 else None,
-        },
-    )
-    assert isinstance(batch_id, int)
-    return batch_id
+    return {
+        "worker": batch.worker,
+        "captured_from": min(times),
+        "captured_to": max(times),
+        "n_rows": n_rows,
+        "provenance": batch.provenance,
+        "skipped": msgspec.json.encode(skipped).decode(),
+        "unreferenced": list(unreferenced),
+        "replay_s": batch.replay_s,
+        # A reader has one model. If ever there were two, they would have no common order.
+        "model": models.pop() if len(models) == 1 else None,
+    }
 
 
 async def _correct_batch(

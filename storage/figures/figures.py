@@ -61,9 +61,8 @@ _NAMES_PEOPLE: Final = text("""
         ) as newest where group_key <> ''
     ) or exists (
         select from condensed_block b cross join lateral block_rows(b) c
-        where c.group_key <> '' and b.id = (
-            select id from condensed_block where model_version_id = :version order by captured_to desc limit 1
-        )
+        where c.group_key <> '' and b.model_version_id = :version
+            and b.captured_to >= (select newest_from(1000, '-infinity', 'infinity', :version))
     )
 """)
 

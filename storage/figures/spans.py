@@ -32,8 +32,8 @@ _UNFOLDED = text("""
 _UNFOLDED_SPANS = text("""
     select v.id as version_id, date_trunc('hour', min(c.captured_at)) as first,
         date_trunc('hour', max(c.captured_at)) + interval '1 hour' as last
-    from model_version v join comparison c on c.model_version_id = v.id and c.captured_at >= v.first_seen_at - interval '1 day'
-    where v.id = any(cast(:versions as int[])) and c.captured_at < coalesce(cast(:end as timestamptz), 'infinity')
+    from model_version v cross join lateral comparisons(v.first_seen_at - interval '1 day', 'infinity') c
+    where c.model_version_id = v.id and v.id = any(cast(:versions as int[])) and c.captured_at < coalesce(cast(:end as timestamptz), 'infinity')
     group by 1
 """)
 

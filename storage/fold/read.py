@@ -157,6 +157,7 @@ _COMPARED: Final = """
     c.pi1, c.pi2, c.u1, c.u2, c.candidate_margin, c.flip, c.tie, c.topk, c.js, c.divergence, c.margin, c.latency_s
 """
 _ANY_DAY: Final = "comparisons(:begin, cast(:end as timestamptz) + interval '1 microsecond')"
+_OF_BATCHES: Final = "comparisons_of(cast(:batches as bigint[]))"
 _COMPARISONS: Final = f"""
     select {_COMPARED}, {{signals}} as signals from {{rows}} c
     where c.captured_at between :begin and :end and c.batch_id = any(cast(:batches as bigint[]))
@@ -608,7 +609,7 @@ async def _batches(
     models
         Batches of other models come without their rows; None: there are none.
     condensed
-        Whether comparisons are read that are condensed, too: some of these batches were folded days ago.
+        Whether comparisons are read that are condensed, too: some of these batches were folded hours or days ago.
     """
     decisions: dict[int, list[BaselineRow]] = {}
     for row in sorted(decided, key=lambda row: row["id"]):
@@ -695,7 +696,7 @@ async def _read(
         statement = _statement(_COMPARISONS, condensed=condensed)
         for row in (await connection.execute(statement, of_batches)).mappings():
             comparisons.setdefault(row["batch_id"], []).append(comparison_row(row))
-    of_compared = await noise_of(connection, [row["id"] for row in compared], condensed=condensed)
+    of_compared = await noise_of(connection, [row["id"] for row in compared])
     noise = {key: list(rows) for key, rows in of_compared.items()}
     marked = sorted(
         (row for row in numbered if row["read_until"] is not None), key=itemgetter("model", "fold_seq")
@@ -713,7 +714,7 @@ async def _read(
 
 
 def _statement(query: str, *, condensed: bool) -> TextClause:
-    return text(query.format(signals=named_values(), rows=_ANY_DAY if condensed else "comparison"))
+    return text(query.format(signals=named_values(), rows=_ANY_DAY if condensed else _OF_BATCHES))
 
 
 async def _read_stretches(
@@ -744,7 +745,7 @@ async def _read_stretches(
         if after_us < at_us <= until_us[-1]:
             comparisons.setdefault(ids[bisect_left(until_us, at_us)], []).append(item)
     # The noise of an exchange may not be known before the exchange itself: its budget must rest on the past alone.
-    for key, items in (await noise_of(connection, list(sources), condensed=condensed)).items():
+    for key, items in (await noise_of(connection, list(sources))).items():
         own = stretches[key]
         for noisy in items:
             if noisy.captured_us > own.after_us:

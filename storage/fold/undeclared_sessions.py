@@ -16,8 +16,12 @@ _NEWEST: Final = text("select coalesce(max(id), 0) from batch where kind = 'comp
 _EXCHANGES: Final = text("""
     select c.model_version_id, c.exchange_id::text, c.captured_at, c.slice_ids, c.attributes,
         coalesce(c.divergence, c.flip::int::double precision) as outcome
-    from comparison c
-    where c.batch_id > :after and c.batch_id <= :until and c.item = 0 and c.group_key = ''
+    from (
+        select * from comparison where batch_id > :after and batch_id <= :until
+        union all
+        select r.* from condensed_block b cross join lateral block_rows(b) r where b.of_batch > :after and b.of_batch <= :until
+    ) c
+    where c.item = 0 and c.group_key = ''
         and coalesce(c.divergence, c.flip::int::double precision) is not null
     order by c.batch_id, c.captured_at, c.exchange_id limit :most
 """)

@@ -141,9 +141,10 @@ _TRAFFIC: Final = text("""
     join verdict w on w.model_version_id = v.model_version_id and w.slice_id = own.id
     cross join lateral (
         select count(*) as n, coalesce(sum(weight), 0) as weight from (
-            select 1 / (c.pi1 * c.pi2) as weight from comparison c
+            select 1 / (c.pi1 * c.pi2) as weight
+            from comparisons(v.last_at, date_trunc('hour', v.last_at, 'UTC') + interval '1 hour') c
             where c.model_version_id = v.model_version_id and c.item = 0 and c.captured_at > v.last_at
-                and c.captured_at < date_trunc('hour', v.last_at, 'UTC') + interval '1 hour' and c.captured_at <= w.last_at
+                and c.captured_at <= w.last_at
             limit :most
         ) exchange
     ) later

@@ -1,8 +1,19 @@
-"""The table of comparisons that are some days old: up to 1,024 in a row."""
+"""The table of comparisons that are kept up to 1,024 in a row: those of old days, and those that workers store so."""
 
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, DateTime, Double, Identity, Index, Integer, SmallInteger, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    DateTime,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    SmallInteger,
+    Text,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, UUID
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -21,15 +32,18 @@ _ID: Final = UUID(as_uuid=False)
 
 
 class CondensedBlockTable(Base):
-    """Up to 1,024 comparisons of one version in one row."""
+    """Up to 1,024 comparisons of one version and UTC day in one row."""
 
     __tablename__ = "condensed_block"
     __table_args__ = (
         Index("ix_condensed_block_model_version_id_captured_to", "model_version_id", "captured_to"),
         Index("ix_condensed_block_captured_to", "captured_to"),
+        Index("ix_condensed_block_of_batch", "of_batch", postgresql_where=text("of_batch is not null")),
+        Index("ix_condensed_block_small", "captured_to", postgresql_where=text("n <= 512")),
         {
-            "comment": "Up to 1,024 comparisons of one version that are older than storage.condense_after_days, with an array of values for each"
-            " column of comparison. Read it through comparisons(SINCE, UNTIL) or the views."
+            "comment": "Up to 1,024 comparisons of one version that are older than storage.condense_after_days, or that a worker stored as a"
+            " block (storage.write_blocks), with an array of values for each column of comparison. Read it through comparisons(SINCE, UNTIL)"
+            " or the views."
         },
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
@@ -55,7 +69,7 @@ class CondensedBlockTable(Base):
     captured_at: _Values = _values(_AT, "Values of comparison.captured_at, in this order.")
     exchange_id: _Values = _values(_ID, "As in comparison.")
     item: _Values = _values(SmallInteger, "As in comparison.")
-    batch_id: _Values = _values(BigInteger, "As in comparison.")
+    batch_id: _Values = _values(BigInteger, "As in comparison; null where all are of of_batch.")
     policy_id: _Values = _values(Integer, "As in comparison.")
     slice_ids: _Values = _values(Text, "As in comparison, as text.")
     n_items: _Values = _values(SmallInteger, "As in comparison.")
@@ -90,9 +104,12 @@ class CondensedBlockTable(Base):
     )
     span_id: _Values = _values(BigInteger, "Span of that traceparent.")
     trace_text: _Values = _values(Text, "trace of comparison where trace_id is null.")
-    stored_at: _Values = _values(_AT, "As in comparison.")
+    stored_at: _Values = _values(_AT, "As in comparison; null where it is condensed_at.")
     tie: _Values = _values(Boolean, "As in comparison.")
     origin: _Values = _values(Text, "As in comparison.")
     latency_s: _Values = _values(Double, "As in comparison.")
     first_token_s: _Values = _values(Double, "As in comparison.")
     per_token_s: _Values = _values(Double, "As in comparison.")
+    of_batch: Mapped[BigInt | None] = mapped_column(
+        comment="batch whose worker stored the block; null: the monitor made it."
+    )

@@ -39,6 +39,7 @@ INTERVAL_FUNCTIONS: Final = ("array_added", "array_sum(double precision[])", "me
 PARTITION_FUNCTIONS: Final = (
     *("partition_make(date)", "partition_drop(date)", "partition_empty(date)"),
     *("comparison_condense(date, timestamptz, integer)", "blocks_drop(timestamptz, bigint)"),
+    "blocks_merge(timestamptz, bigint)",
 )
 PAYLOADS_FUNCTION: Final = "payloads_drop(timestamptz, bigint)"
 ERASE_FUNCTION: Final = "comparison_erase(timestamptz[], uuid[])"
@@ -313,6 +314,9 @@ def _shadow() -> list[str]:
         f"grant select on {', '.join(readable)} to {SHADOW}",
         f"grant select, insert, update on doubt, arrival to {SHADOW}",
         f"grant insert on {', '.join(_WRITTEN)} to {SHADOW}",
+        # With storage.write_blocks a worker stores blocks; always it looks whether an exchange is in one.
+        f"grant select (captured_from, captured_to, exchange_id), insert on condensed_block to {SHADOW}",
+        f"grant execute on function block_refused to {SHADOW}",
         f"grant select (id, stream_sequence, reason) on quarantine to {SHADOW}",
         f"grant update (n_rows, skipped), delete on batch to {SHADOW}",
         f"grant select on clustering, discovery, noise_test to {SHADOW}",
@@ -331,7 +335,7 @@ def _holders() -> list[str]:
         f"alter table comparison owner to {PARTITIONS}",
         f"grant all on comparison to {PARTITIONS}",  # its former owner had been left the right to read
         f"alter table condensed_block owner to {PARTITIONS}",
-        f"grant select (id, fold_seq) on batch to {PARTITIONS}",
+        f"grant select (id, fold_seq, stored_at) on batch to {PARTITIONS}",
         _PARTITIONS_TO_HOLDER,
         _ONLY_READING,
         *(f"alter function {function} owner to {PARTITIONS}" for function in PARTITION_FUNCTIONS),
@@ -411,7 +415,7 @@ def _reader() -> list[str]:
     parts = [f"grant select ({_without(table)}) on {table} to {READER}" for table in _HIDDEN]
     return [
         f"grant select on {', '.join((*tables, *_VIEWS))} to {READER}",
-        f"grant execute on function not_observed_in, comparisons, items to {READER}, {MONITOR}",
+        f"grant execute on function not_observed_in, comparisons, comparisons_of, newest_from, items to {READER}, {MONITOR}",
         f"grant execute on function {', '.join(INTERVAL_FUNCTIONS)} to {READER}, {MONITOR}",
         *parts,
     ]

@@ -253,7 +253,8 @@ class ComparisonTable(Base):
         CheckConstraint("pi1 > 0 and pi1 <= 1 and pi2 > 0 and pi2 <= 1", name="inclusion_probability"),
         {
             "comment": "The divergence of one item: candidate output against reference output. One row per item. Days older than"
-            " storage.condense_after_days are in condensed_block: comparisons(SINCE, UNTIL) has the rows of both.",
+            " storage.condense_after_days are in condensed_block, with storage.write_blocks the newest, too: comparisons(SINCE, UNTIL) has the"
+            " rows of both.",
             "postgresql_partition_by": "RANGE (captured_at)",
         },
     )

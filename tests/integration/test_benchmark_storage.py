@@ -7,7 +7,18 @@ import asyncpg
 import msgspec
 import pytest
 
-from benchmarks.storage import CONDENSED, Scale, asked, condensed, goals_of, report, sizes_of, write_rates
+from benchmarks.storage import (
+    CONDENSED,
+    Scale,
+    asked,
+    condensed,
+    forget_unfolded,
+    goals_of,
+    in_blocks,
+    report,
+    sizes_of,
+    write_rates,
+)
 from benchmarks.stored_rows import DAYS, SCANNERS, load, load_history, slice_of
 from quantdrift.storage.database import Database
 
@@ -52,7 +63,7 @@ async def test_it_loads_what_it_says_asks_every_question_and_writes_both_ways(
     assert {name.partition(" ")[0] for name in sizes.indexes} == {"btree", "gin", "hash"}
 
     end = datetime.now(UTC)
-    figures = {"bytes_per_comparison": sizes.total, **await asked(postgres_dsn, loaded, end)}
+    figures = {"bytes_per_comparison_rows": sizes.total, **await asked(postgres_dsn, loaded, end)}
     figures["report_s"] = await report(postgres_dsn, end, tmp_path)
     assert "archive" in (tmp_path / "report.html").read_text()
     before = await record.fetchval("select count(*) from comparison")
@@ -61,7 +72,12 @@ async def test_it_loads_what_it_says_asks_every_question_and_writes_both_ways(
         await record.fetchval("select count(*) from comparison") == before + 2 * (1 + SCALE.rounds) * 2 * 64
     )
     assert min(written.writer, written.copy, written.ratio) > 0
+    of_blocks = await write_rates(database, postgres_dsn, SCALE, 64, as_blocks=True)
+    assert await record.fetchval("select sum(n) from condensed_block") == (1 + SCALE.rounds) * 2 * 64
+    assert min(of_blocks.writer, of_blocks.copy, of_blocks.ratio) > 0
+    await forget_unfolded(postgres_dsn)
     n_rows = await record.fetchval("select count(*) from comparisons('-infinity', 'infinity')")
+    assert n_rows == SCALE.rows
     old = await condensed(database, postgres_dsn)
     assert SCALE.rows / 2 < old.n_rows < SCALE.rows
     assert await record.fetchval("select count(*) from comparisons('-infinity', 'infinity')") == n_rows
@@ -70,4 +86,10 @@ async def test_it_loads_what_it_says_asks_every_question_and_writes_both_ways(
         postgres_dsn, msgspec.structs.replace(loaded, request_id=old.request_id), end - CONDENSED
     )
     figures |= {f"old_{name}": value for name, value in of_old.items()}
+    blocks = await in_blocks(postgres_dsn)
+    assert blocks.n_rows > 0
+    assert await record.fetchval("select count(*) from comparisons('-infinity', 'infinity')") == n_rows
+    figures["bytes_per_comparison"] = blocks.bytes_each
+    of_new = await asked(postgres_dsn, msgspec.structs.replace(loaded, request_id=blocks.request_id), end)
+    figures |= {f"blocks_{name}": value for name, value in of_new.items()}
     assert all(goal.value > 0 for goal in goals_of({**figures, "write_ratio": written.ratio}))

@@ -28,6 +28,7 @@ from quantdrift.core.records import Exchange, Latency, Protocol, StratumCount, T
 from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.numbering import Numbered
 from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.shadow.pipeline import metrics
 from quantdrift.shadow.pipeline.in_flight import InFlight
@@ -325,6 +326,41 @@ async def test_the_same_exchange_twice_in_the_stream_is_stored_once(
         await _until_empty(queue)
     assert len(await _fetch(postgres_dsn, "select 1 from comparison")) == 2
     assert [row["n_rows"] for row in await _fetch(postgres_dsn, "select n_rows from batch")] == [2]
+
+
+@pytest.mark.integration
+async def test_a_worker_stores_blocks_and_what_comes_twice_once(config: Config, postgres_dsn: str) -> None:
+    """With `storage.write_blocks` one row has a batch; an exchange that is published again, late, under another number is left out."""
+    config = msgspec.structs.replace(
+        config, storage=msgspec.structs.replace(config.storage, write_blocks=True)
+    )
+    now = datetime.now(UTC)
+    exchanges = [exchange_of(inputs_of(1, seed), captured_at=now) for seed in range(40)]
+    late = [exchange_of(inputs_of(1, seed), captured_at=now - timedelta(minutes=5)) for seed in range(3)]
+    queue = await Queue.connect(config.stream, client_name="test")
+    await queue.ensure()
+
+    async def published(queue: Queue, exchanges: list[Exchange], first: int) -> None:
+        for number, exchange in enumerate(exchanges, first):
+            numbered = Numbered(boot="b" * 32, row=0, number=number)
+            await queue.publish_exchange("digits", f"{number}", encode(exchange), numbered)
+
+    await published(queue, exchanges, 1)
+    await queue.close()
+    async with serving(config, postgres_dsn) as queue:
+        await _until_counted(postgres_dsn, "comparisons('-infinity', 'infinity')", 40)
+        for first in (41, 44):
+            await published(queue, late, first)
+            await _until_counted(postgres_dsn, "comparisons('-infinity', 'infinity')", 43)
+        await _until_empty(queue)
+    everything = "select exchange_id from comparisons('-infinity', 'infinity')"
+    stored = sorted(row["exchange_id"].hex for row in await _fetch(postgres_dsn, everything))
+    assert stored == sorted(exchange.id for exchange in (*exchanges, *late))
+    (blocks,) = await _fetch(
+        postgres_dsn, "select coalesce(sum(n), 0) as n, max(of_batch) as batch from condensed_block"
+    )
+    assert blocks["n"] >= 16
+    assert blocks["batch"] is not None
 
 
 @pytest.mark.integration

@@ -50,6 +50,7 @@ from quantdrift.storage.schema.roles import (
 )
 from quantdrift.storage.schema.tables import Base
 from quantdrift.storage.slices.discovery import StoredRow, store
+from tests.integration.test_blocks import batch as numbered
 from tests.support.commands import invoked
 from tests.support.monitor.fold_stream import CONFIG as WATCH
 from tests.support.monitor.fold_stream import batches, store_batch, store_catalog
@@ -184,6 +185,9 @@ async def test_the_shadow_can_do_what_the_writer_does_and_no_more(login: Login) 
         one = batch(1)
         assert (await writer.store(one)).n_rows == 1
         assert (await Writer(database, SystemClock()).store(one)).n_rows == 0
+        blocks = Writer(database, SystemClock(), as_blocks=True)
+        stored = [(await blocks.store(numbered(first, 20))).n_rows for first in (1, 21, 21, 40)]
+        assert stored == [20, 20, 0, 19]
         assert (await writer.store_tallies("w", [TALLY])).n_rows == 1
         assert (await writer.store_tallies("w", [TALLY])).n_rows == 0
         await check_schema(database)
@@ -191,6 +195,9 @@ async def test_the_shadow_can_do_what_the_writer_does_and_no_more(login: Login) 
     await refused(
         dsn,
         "delete from comparison",
+        "delete from condensed_block",
+        "select detail from condensed_block",
+        "select blocks_merge(now(), 10)",
         "update comparison set flip = false",
         "delete from tally",
         "select payload from quarantine",
@@ -220,6 +227,7 @@ async def test_the_monitor_folds_and_maintains_and_touches_no_evidence(
             position = (await resume(connection)).position
             await load_catalog(connection)
             assert len(await claim(connection, position.fold_seq, 10)) == 2
+            await connection.execute(text("select blocks_merge(now(), 10)"))
         made = await maintain(database, Storage(), AT, ahead_days=30)
         assert len(made.partitions_made) == 10
         async with Database(postgres_dsn) as owners, owners.begin() as connection:

@@ -100,6 +100,18 @@ def test_what_is_too_small_comes_first_with_what_to_turn() -> None:
     assert "Everything holds. The first that traffic makes too small" in planned_fleet(held, FLEET)
 
 
+def test_blocks_from_the_workers_need_full_batches() -> None:
+    """The option takes a fifth of the bytes, and nothing off batches of three; without it the plan says what it would take."""
+    longer = msgspec.structs.replace(Config().shadow, batch_delay_s=8.0, batch_items=256)
+    stored = msgspec.structs.replace(Config().storage, write_blocks=True)
+    rows, blocks = _size(FLEET, Config(shadow=longer)), _size(FLEET, Config(shadow=longer, storage=stored))
+    assert blocks.postgres_bytes == rows.blocks_bytes < 0.3 * rows.postgres_bytes
+    assert "with storage.write_blocks = true" in planned_fleet(rows, FLEET)
+    assert "storage.write_blocks" not in planned_fleet(blocks, FLEET)
+    assert _size(FLEET, Config(storage=stored)).postgres_bytes == _size(FLEET).postgres_bytes
+    assert "storage.write_blocks" not in planned_fleet(_size(FLEET), FLEET)
+
+
 def test_everything_grows_with_the_pods() -> None:
     """Twice the pods are twice the bytes and exchanges; cheaper comparisons take less."""
     one, two = _size(FLEET), _size(msgspec.structs.replace(FLEET, pods=1000))

@@ -146,6 +146,14 @@ class Storage(Section, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    write_blocks: Annotated[
+        bool,
+        about(
+            "A shadow worker stores the comparisons of a batch in one row of condensed_block in place of a row of comparison for each, which "
+            "takes a quarter of the space and half of the time; the leading monitor merges them to a thousand in a row later. Single comparisons "
+            "are found more slowly. Set it once all workers, monitors and pages have this release."
+        ),
+    ] = False
     quarantine_days: Annotated[
         int, about("How long the payload of a quarantined exchange is kept.", "days", ge=1)
     ] = 1

@@ -14,6 +14,7 @@ from msgspec import Meta
 from quantdrift.core.config.schema import GIB, KIB, MIB, Config
 from quantdrift.core.config.section import Section
 from quantdrift.core.text import columns
+from quantdrift.storage.comparisons.blocks import LEAST
 
 _Count = Annotated[int, Meta(ge=1)]
 _Positive = Annotated[float, Meta(gt=0)]
@@ -46,7 +47,7 @@ class Costs(Section, frozen=True, kw_only=True):
     leader_exchange_us, leader_batch_us
         Of the leading monitor: for an exchange, and for a batch of them.
     comparison_bytes, condensed_bytes, tally_bytes, sum_bytes, detector_bytes
-        Rows with their indexes: a comparison, and one of a day that is condensed; the counts of a sidecar and header stratum for ten seconds; the sums of a slice for an
+        Rows with their indexes: a comparison, and one in a block, of a day that is condensed or with `storage.write_blocks`; the counts of a sidecar and header stratum for ten seconds; the sums of a slice for an
         hour; a signal of a slice.
     message_bytes
         Of an exchange in NATS, beside its tensors.
@@ -160,8 +161,9 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
         Of the monitors that fold, together.
     leaders
         Monitors of one core each that are needed for it, at most one for each model.
-    postgres_bytes_per_day, postgres_bytes, condensed_bytes
-        What is kept of a day, what it grows to, and what it grows to where old days are condensed; without Postgres' log.
+    postgres_bytes_per_day, postgres_bytes, condensed_bytes, blocks_bytes
+        What is kept of a day, what it grows to, and what it grows to where old days are condensed, and where workers store blocks; without
+        Postgres' log.
     bounds
         What has an end, the nearest first.
     month
@@ -180,6 +182,7 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
     postgres_bytes_per_day: dict[str, float]
     postgres_bytes: float
     condensed_bytes: float
+    blocks_bytes: float
     postgres_iops: float
     sidecar_bytes: float
     sidecar_limit_bytes: float
@@ -205,9 +208,13 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         max(1.0, per_s / workers / fleet.models * config.shadow.batch_delay_s),
     )
     n_slices = fleet.models * fleet.slices
+    # A batch of fewer is stored in rows, whatever the option says.
+    comparison_bytes = (
+        costs.condensed_bytes if config.storage.write_blocks and batch >= LEAST else costs.comparison_bytes
+    )
     tallies = fleet.pods * fleet.strata * _TALLIES_A_DAY * costs.tally_bytes
     a_day = {
-        "comparisons": per_s * _DAY_S * costs.comparison_bytes,
+        "comparisons": per_s * _DAY_S * comparison_bytes,
         "tallies": tallies * _KEPT_TALLIES,
         "hourly sums": 24 * n_slices * costs.sum_bytes,
     }
@@ -220,7 +227,7 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
             if condense_after_days
             else storage.retention_days
         )
-        old = (storage.retention_days - days) * costs.condensed_bytes / costs.comparison_bytes
+        old = (storage.retention_days - days) * costs.condensed_bytes / comparison_bytes
         return (days + old) * a_day["comparisons"]
 
     others = (
@@ -251,6 +258,11 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         postgres_bytes_per_day=a_day,
         postgres_bytes=kept_bytes(storage.condense_after_days) + others,
         condensed_bytes=kept_bytes(storage.condense_after_days or _CONDENSE_AFTER_DAYS) + others,
+        blocks_bytes=others
+        + storage.retention_days
+        * per_s
+        * _DAY_S
+        * (costs.condensed_bytes if batch >= LEAST else costs.comparison_bytes),
         postgres_iops=iops,
         sidecar_bytes=fleet.pods * costs.sidecar_bytes,
         sidecar_limit_bytes=float(fleet.pods * sidecar_limit_bytes),
@@ -379,6 +391,11 @@ def planned_fleet(size: FleetSize, fleet: Fleet, costs: Costs = COSTS) -> str:
         *(
             [("", _bytes(size.condensed_bytes), f"with storage.condense_after_days = {_CONDENSE_AFTER_DAYS}")]
             if size.condensed_bytes < size.postgres_bytes
+            else []
+        ),
+        *(
+            [("", _bytes(size.blocks_bytes), "with storage.write_blocks = true")]
+            if size.blocks_bytes < size.postgres_bytes
             else []
         ),
         (

@@ -68,10 +68,12 @@ def _of_task(task: Task) -> Iterator[str]:
     ]
     stored = assessor.assess(batch, _AT)
     assert all(isinstance(case, PreparedExchange) for case in batch)
-    predicates = sorted({(key.model, key.predicate) for of_item in stored.slices for key in of_item})
+    predicates = sorted(
+        {(key.model, key.predicate) for of_item in stored.combinations.values() for key in of_item}
+    )
     slice_ids = {
-        of_item: sorted({predicates.index((key.model, key.predicate)) for key in of_item})
-        for of_item in stored.slices
+        name: sorted({predicates.index((key.model, key.predicate)) for key in of_item})
+        for name, of_item in stored.combinations.items()
     }
     yield from (f"slice {number}: {predicate}" for number, (_, predicate) in enumerate(predicates))
     for compared in stored.compared:

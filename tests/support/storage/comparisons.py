@@ -7,6 +7,9 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from quantdrift.storage.comparisons.blocks import Blocks, NotAsBlocksError
+from quantdrift.storage.comparisons.copy import COLUMNS
+
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One row, column by column; what a test does not say is that of an exchange of one item that nobody weighs."""
@@ -70,3 +73,30 @@ async def condense(connection: asyncpg.Connection) -> int:
             for (day,) in days
         ]
     )
+
+
+async def as_blocks(connection: asyncpg.Connection) -> int:
+    """Turn what is in `comparison` into the blocks that a worker would have stored, batch by batch; return how many rows went."""
+    n_before = await connection.fetchval("select count(*) from comparison")
+    names = ", ".join(COLUMNS)
+    for batch in await connection.fetch("select distinct batch_id, stored_at from comparison order by 1"):
+        async with connection.transaction():
+            rows = await connection.fetch(
+                f"delete from comparison where batch_id = $1 and stored_at = $2 returning {names}", *batch
+            )
+            try:
+                blocks = Blocks([tuple(row) for row in rows])
+            except NotAsBlocksError:
+                blocks = None
+            few = [tuple(row) for row in rows] if blocks is None else blocks.few
+            await connection.copy_records_to_table("comparison", columns=COLUMNS, records=few)
+            if few:
+                await connection.execute("update comparison set stored_at = $2 where batch_id = $1", *batch)
+            if blocks is not None:
+                await blocks.insert(connection, batch["batch_id"])
+            # A worker's rows have the time of its transaction.
+            await connection.execute(
+                "update condensed_block set condensed_at = $2 where of_batch = $1 and condensed_at = now()",
+                *batch,
+            )
+    return int(n_before - await connection.fetchval("select count(*) from comparison"))
