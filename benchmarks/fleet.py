@@ -338,7 +338,7 @@ class _Made(msgspec.Struct, frozen=True):
         )
 
 
-def _made(servers: Servers, folder: Path, models: int, slices: int, leaders: int, **shadow: Any) -> _Made:
+def _made(servers: Servers, folder: Path, models: int, slices: int, monitor: Monitor, **shadow: Any) -> _Made:
     """Return a fleet of models with so many slices each."""
     path, keys = folder / "tiny.onnx", folder / "keys.json"
     TINY.save(path)
@@ -369,9 +369,7 @@ def _made(servers: Servers, folder: Path, models: int, slices: int, leaders: int
     with torch.inference_mode():
         logits = TINY.module()(torch.from_numpy(items)).numpy()
     return _Made(
-        config=msgspec.structs.replace(
-            config, slices=rules, monitor=Monitor(admin="127.0.0.1:0", shards=leaders, reorder_s=_REORDER_S)
-        ),
+        config=msgspec.structs.replace(config, slices=rules, monitor=monitor),
         names=names,
         key=msgspec.json.decode(keys.read_bytes(), type=KeyRing).current(datetime.now(UTC)),
         items=items,
@@ -385,9 +383,9 @@ async def _measure(point: Point, n_most: int, servers: Servers, folder: Path) ->
     # An exchange in a small batch costs many times as much, and so many are not needed.
     n = min(n_most, n_most // 4 * point.batch)
     lead = n // 8
-    made = _made(
-        servers, folder, point.models, point.slices // point.models, point.leaders, batch_items=point.batch
-    )
+    monitor = Monitor(admin="127.0.0.1:0", shards=point.leaders, reorder_s=_REORDER_S)
+    n_slices = point.slices // point.models
+    made = _made(servers, folder, point.models, n_slices, monitor, batch_items=point.batch)
     async with running(made.config, servers, point.workers, point.batch) as worker:
         queue = await Queue.connect(made.config.stream, client_name="benchmark")
         try:
@@ -434,7 +432,8 @@ async def _run_live(fleet: Fleet, seconds: float, servers: Servers, folder: Path
     """Run a fleet with as many workers and monitors as are planned for it."""
     plain = Config()
     size = fleet_size(fleet, plain, memory_bytes(plain))
-    made = _made(servers, folder, fleet.models, fleet.slices, size.leaders)
+    monitor = Monitor(admin="127.0.0.1:0", shards=size.leaders)
+    made = _made(servers, folder, fleet.models, fleet.slices, monitor)
     async with (
         running(made.config, servers, size.workers) as worker,
         monitors(made.config, servers) as (processes, watch),
