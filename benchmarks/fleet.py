@@ -58,7 +58,6 @@ _QUIET_SHARE: Final = 0.15  # of a core
 _QUIET_WITHIN_S: Final = 30.0
 _LONGEST_S: Final = 600.0
 _KEPT_UP_S: Final = 120.0
-_POLL_S: Final = 0.05
 _END: Final = 0.05
 _SMALL: Final = 3
 _GOAL_PER_S: Final = 8_000.0
@@ -75,12 +74,11 @@ _OF_POSTGRES: Final = """
         (select count(*) from batch where kind = 'comparison' and n_rows > 0) as n_batches,
         (select sum(pg_total_relation_size(inhrelid))::bigint from pg_inherits where inhparent = 'comparison'::regclass) as n_bytes
 """
-_HOLD: Final = "insert into fold (id, fold_seq, mass, n_detectors) values (1, 0, 0, 0)"
-_WAITS: Final = "select count(*) from pg_locks where not granted"
+_SHOW: Final = "update batch set fold_seq = null"
 _BACKLOG: Final = "select sum(n_rows)::bigint as n, count(*) as n_batches from batch"
-# Batches of a backlog were stored as live traffic is, one after another.
+# Batches of a backlog were stored as live traffic is, one after another. A number below the first hides them until they are to be folded.
 _SPREAD: Final = """
-    update batch set stored_at = spread.at
+    update batch set stored_at = spread.at, fold_seq = -batch.id
     from (
         select id, (select min(captured_to) from batch) + (1 + sum(n_rows) over (order by id) / {per_s}) * interval '1 second' as at
         from batch
@@ -109,7 +107,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 64
 
     def __str__(self) -> str:
-        return f"{self.slices:,} slices, {self.models} models, {self.workers} workers, {self.leaders} monitors, batches of {self.batch}"
+        return f"slices {self.slices:,}, models {self.models}, workers {self.workers}, monitors {self.leaders}, batches of {self.batch}"
 
 
 BASE: Final = Point()
@@ -401,14 +399,12 @@ async def _measure(point: Point, n_most: int, servers: Servers, folder: Path) ->
             own = sum(cpu_s(process.pid) for process in processes)
             return own, cpu_s(servers.postgres_pid, with_children=True)
 
-        async with watch.transaction():
-            await watch.execute(_SPREAD.format(per_s=_CAPTURED_PER_S))
-            stored = await watch.fetchrow(_BACKLOG)
-            # Who numbers batches waits for this row, and so nothing is folded until monitors have shards, and what they do at their start is over.
-            await watch.execute(_HOLD)
-            await _until(watch, _WAITS)
-            await until_shared(watch, point.leaders)
-            await _until_quiet(used)
+        await watch.execute(_SPREAD.format(per_s=_CAPTURED_PER_S))
+        stored = await watch.fetchrow(_BACKLOG)
+        # Nothing is folded until each monitor has its shards, and what it does at its start is over.
+        await until_shared(watch, point.leaders)
+        await _until_quiet(used)
+        await watch.execute(_SHOW)
         turns = await _turns(watch, used, stored["n_batches"])
     # The first turn loads everything, and slices begin.
     batch, lag = stored["n"] / stored["n_batches"], _LAG_S * _CAPTURED_PER_S / stored["n"]
@@ -493,15 +489,6 @@ async def _turns(watch: Any, used: Callable[[], tuple[float, float]], n_batches:
         n_left = await until_left(watch, n_left - 1)
         turns.append(_Turn(n_left, used()))
     return turns
-
-
-async def _until(watch: Any, query: str) -> None:
-    """Wait until a query counts something."""
-    until = time.monotonic() + _LONGEST_S
-    while not await watch.fetchval(query):
-        if time.monotonic() > until:
-            raise TimeoutError("no monitor leads")
-        await asyncio.sleep(_POLL_S)
 
 
 async def _until_quiet(used: Callable[[], tuple[float, float]]) -> None:
