@@ -270,11 +270,9 @@ def _workers(fleet: Fleet, config: Config, costs: Costs) -> tuple[int, float]:
     per_s = fleet.pods * fleet.requests_per_s * fleet.sampled
     workers, batch = 1, 1.0
     for _ in range(_ROUNDS):
-        # The first exchange opens a batch, and those of the delay join it.
-        batch = min(
-            float(config.shadow.batch_items),
-            1.0 + per_s / workers / fleet.models * config.shadow.batch_delay_s,
-        )
+        # A model is read once in each delay; where nothing has come there is no batch.
+        mean = per_s / workers / fleet.models * config.shadow.batch_delay_s
+        batch = min(float(config.shadow.batch_items), mean / -math.expm1(-mean))
         us = costs.worker_us + costs.worker_batch_us / batch + 1e3 * fleet.reference_ms
         needed = max(1, math.ceil(per_s * us / 1e6 / _EASY))
         if needed <= workers:
