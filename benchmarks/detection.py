@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import claims, cost, delays, estimates, falsealarm, fleet
+from benchmarks import claims, cost, delays, estimates, falsealarm, triage_lists
 from benchmarks.contest import Contest, contest, drawn
 from benchmarks.result import Goal, finish
 from benchmarks.streams import FLIPS, HARD, TAIL
@@ -95,8 +95,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was measured: what the JSON file holds."""
 
     delays: list[delays.Measured]
-    triage: fleet.Listing
-    z_tests: fleet.Listing
+    triage: triage_lists.Listing
+    z_tests: triage_lists.Listing
     false_alarms: list[falsealarm.Measured]
     contest: Contest | None
     figures: Figures
@@ -110,7 +110,8 @@ def main(scale: Scale, out: Path, *, peers: bool, jobs: int) -> None:
         told = _Progress(begin)
         races = [pool.submit(delays.measure, name, scale.runs, SEED) for name in _longest_first()]
         fleets = [
-            pool.submit(fleet.look_after, seed, scale.looks, scale.n_slices) for seed in range(scale.fleets)
+            pool.submit(triage_lists.look_after, seed, scale.looks, scale.n_slices)
+            for seed in range(scale.fleets)
         ]
         nulls = {
             (kind, clock): [_null(pool, scale, kind, clock, part) for part in range(scale.parts)]
@@ -127,7 +128,7 @@ def main(scale: Scale, out: Path, *, peers: bool, jobs: int) -> None:
             }
         )
         measured = [one for future in races for one in future.result()]
-        ours, theirs = fleet.summarise([future.result() for future in fleets])
+        ours, theirs = triage_lists.summarise([future.result() for future in fleets])
         false_alarms = [falsealarm.together([f.result() for f in parts]) for parts in nulls.values()]
     _say(begin, "cost")
     figures: Figures = {"n_runs": scale.runs}
@@ -178,8 +179,8 @@ def _null(
 
 def _figures(
     measured: list[delays.Measured],
-    ours: fleet.Listing,
-    theirs: fleet.Listing,
+    ours: triage_lists.Listing,
+    theirs: triage_lists.Listing,
     false_alarms: list[falsealarm.Measured],
 ) -> Figures:
     def ratios(name: str, oracle: str = delays.BEST, case: str = "") -> list[float]:

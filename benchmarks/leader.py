@@ -54,7 +54,7 @@ from quantdrift.storage.database import Database
 
 _MODEL: Final = "tiny"
 _MODELS, _SLICES, _WORKERS = 20, 200, 8  # of live traffic
-_SLICES_OF_EXCHANGE: Final = 8
+SLICES_OF_EXCHANGE: Final = 8
 _GOAL_PER_S: Final = 8_000.0
 _GOAL_RATIO: Final = 2.0
 _GOAL_AT: Final = 1_000  # slices
@@ -63,10 +63,10 @@ _WITHIN_S: Final = 600.0
 _LEAST, _MOST = 400, 8_000  # batches of a backlog
 _POLL_S: Final = 0.05
 # Exchanges wait `monitor.reorder_s` for earlier ones, by the time at which batches were stored.
-_STORED: Final = "update batch set stored_at = captured_to + interval '1 second' where fold_seq is null"
+STORED: Final = "update batch set stored_at = captured_to + interval '1 second' where fold_seq is null"
 _SHARED, _SHARED_PER_S = 4, 250  # models of several leaders, and exchanges in a second of capture of each
 # Without a number, or with one that its model has not come to.
-_WAITING: Final = """
+WAITING: Final = """
     select (select count(*) from batch where fold_seq is null) + coalesce((
         select sum(waiting.n) from model_fold f cross join lateral (
             select count(*) as n from batch where compared_model = f.model and fold_seq > f.fold_seq
@@ -74,7 +74,7 @@ _WAITING: Final = """
     ), 0)
 """
 _HOLDERS: Final = "select count(distinct m.name) from shard s join monitor_process m on m.name = s.holder"
-_EDGE: Final = 0.2
+EDGE: Final = 0.2
 """Share of a backlog that is folded before, and after, the part that counts."""
 
 
@@ -179,32 +179,28 @@ async def _together(servers: Servers, leaders: int, n_exchanges: int) -> tuple[f
         for traffic in traffics:
             for _ in range(_GOAL_AT // _SHARED // _LARGE + 4):
                 await writer.store(traffic.batch(_LARGE))
-        await watch.execute(_STORED)
-        await _until_left(watch, 0)
+        await watch.execute(STORED)
+        await until_left(watch, 0)
     # Nobody folds while the backlog is stored. Monitors that only stood still would begin by finding their leases gone.
     watch = await asyncpg.connect(servers.dsn)
     async with Database(servers.dsn) as database:
         writer = Writer(database, SystemClock())
         for number in range(n):
             await writer.store(traffics[number % _SHARED].batch(_LARGE))
-    await watch.execute(_STORED)
+    await watch.execute(STORED)
     await watch.close()
     async with _leading(servers, models, leaders) as (_, processes, watch, _):
-        until = time.monotonic() + _WITHIN_S
-        while leaders > 1 and await watch.fetchval(_HOLDERS) < leaders:
-            if time.monotonic() > until:
-                raise TimeoutError("the monitors do not share the shards")
-            await asyncio.sleep(_POLL_S)
+        await until_shared(watch, leaders)
 
         def used() -> tuple[float, float]:
             own = sum(cpu_s(process.pid) for process in processes)
             return own, cpu_s(servers.postgres_pid, with_children=True)
 
-        first = await _until_left(watch, int(n * (1 - _EDGE)))
+        first = await until_left(watch, int(n * (1 - EDGE)))
         began, before = time.monotonic(), used()
-        last = await _until_left(watch, int(n * _EDGE))
+        last = await until_left(watch, int(n * EDGE))
         seconds, after = time.monotonic() - began, used()
-        await _until_left(watch, 0)
+        await until_left(watch, 0)
         folded = (first - last) * _LARGE
         monitor_us, postgres_us = (
             1e6 * (late - early) / folded for early, late in zip(before, after, strict=True)
@@ -219,21 +215,21 @@ async def _measure(
         traffic = _Traffic(config, _MODEL, slices, per_s)
         for _ in range(math.ceil(slices / _LARGE) + 8):  # each slice has been seen
             await writer.store(traffic.batch(_LARGE))
-        await watch.execute(_STORED)
-        await _until_left(watch, 0)
+        await watch.execute(STORED)
+        await until_left(watch, 0)
         found = []
         for size in batches:
             n = min(max(_LEAST, n_exchanges // size), _MOST)
             process.send_signal(signal.SIGSTOP)
             for _ in range(n):
                 await writer.store(traffic.batch(size))
-            await watch.execute(_STORED)
+            await watch.execute(STORED)
             process.send_signal(signal.SIGCONT)
-            first = await _until_left(watch, int(n * (1 - _EDGE)))
+            first = await until_left(watch, int(n * (1 - EDGE)))
             before = cpu_s(process.pid), cpu_s(servers.postgres_pid, with_children=True)
-            last = await _until_left(watch, int(n * _EDGE))
+            last = await until_left(watch, int(n * EDGE))
             after = cpu_s(process.pid), cpu_s(servers.postgres_pid, with_children=True)
-            await _until_left(watch, 0)
+            await until_left(watch, 0)
             monitor_us, postgres_us = (
                 1e6 * (late - early) / ((first - last) * size)
                 for early, late in zip(before, after, strict=True)
@@ -250,7 +246,7 @@ async def _live(servers: Servers, per_s: int, seconds: float) -> tuple[float, in
         for traffic in traffics:
             for _ in range(_SLICES // _LARGE + 2):
                 await writer.store(traffic.batch(_LARGE))
-        await _until_left(watch, 0)
+        await until_left(watch, 0)
         began, n = time.monotonic(), 0
 
         async def store() -> None:
@@ -269,7 +265,7 @@ async def _live(servers: Servers, per_s: int, seconds: float) -> tuple[float, in
         core = (cpu_s(process.pid) - before) / (time.monotonic() - counted_from)
         if n * _SMALL < 0.95 * per_s * seconds:
             print(f"only {n * _SMALL / seconds:.0f} exchanges a second were stored", flush=True)
-        return core, int(await watch.fetchval(_WAITING))
+        return core, int(await watch.fetchval(WAITING))
 
 
 @asynccontextmanager
@@ -282,16 +278,22 @@ async def _leading(
         monitor=Monitor(admin="127.0.0.1:0", shards=n_monitors),
         models=tuple(Model(name=name) for name in models),
     )
+    async with monitors(config, servers) as (running, watch), Database(servers.dsn) as database:
+        yield config, running, watch, Writer(database, SystemClock())
+
+
+@asynccontextmanager
+async def monitors(config: Config, servers: Servers) -> AsyncIterator[tuple[list[psutil.Process], Any]]:
+    """Run a monitor for each shard; yield their processes and a connection to their database."""
     watch = await asyncpg.connect(servers.dsn)
     processes = [
-        SPAWN.Process(target=_work, args=(config, servers.dsn), daemon=True) for _ in range(n_monitors)
+        SPAWN.Process(target=_work, args=(config, servers.dsn), daemon=True)
+        for _ in range(config.monitor.shards)
     ]
     for process in processes:
         process.start()
     try:
-        async with Database(servers.dsn) as database:
-            running = [psutil.Process(process.pid) for process in processes]
-            yield config, running, watch, Writer(database, SystemClock())
+        yield [psutil.Process(process.pid) for process in processes], watch
     finally:
         for process in processes:
             os.kill(process.pid or 0, signal.SIGCONT)
@@ -352,7 +354,7 @@ class _Traffic:
     def _exchange(self) -> ComparedExchange:
         self._at = datetime.now(UTC) if self._step is None else self._at + self._step
         chosen = self._rng.choice(
-            len(self._others), min(_SLICES_OF_EXCHANGE - 1, len(self._others)), replace=False
+            len(self._others), min(SLICES_OF_EXCHANGE - 1, len(self._others)), replace=False
         )
         divergence = float(self._rng.lognormal(-6.0, 1.0))
         item = ComparedItem(
@@ -384,10 +386,19 @@ class _Traffic:
         )
 
 
-async def _until_left(watch: Any, n_left: int) -> int:
+async def until_shared(watch: Any, n_monitors: int) -> None:
+    """Wait until each of several monitors has shards."""
+    until = time.monotonic() + _WITHIN_S
+    while n_monitors > 1 and await watch.fetchval(_HOLDERS) < n_monitors:
+        if time.monotonic() > until:
+            raise TimeoutError("the monitors do not share the shards")
+        await asyncio.sleep(_POLL_S)
+
+
+async def until_left(watch: Any, n_left: int) -> int:
     """Wait until no more than so many batches wait to be folded; return how many do."""
     until = time.monotonic() + _WITHIN_S
-    while (n := await watch.fetchval(_WAITING)) > n_left:
+    while (n := await watch.fetchval(WAITING)) > n_left:
         if time.monotonic() > until:
             raise TimeoutError(f"the monitor has not folded the batches within {_WITHIN_S:g} s")
         await asyncio.sleep(_POLL_S)

@@ -1,8 +1,8 @@
-"""Plots of delay against false-alarm rate."""
+"""Plots of delay against false-alarm rate, and of costs along an axis."""
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -66,6 +66,53 @@ def delay_against_rate(title: str, curves: Sequence[Curve], directory: Path, ste
     axes.set_title(title)
     axes.grid(which="both", alpha=0.25)
     figure.legend(loc="outside right upper", fontsize=8)
+    return _saved(figure, directory, stem)
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
+    """What each part costs along an axis.
+
+    Parameters
+    ----------
+    label
+        Of the axis.
+    values
+        Where it was measured, rising.
+    parts
+        Microseconds by part, at each of them.
+    """
+
+    label: str
+    values: Sequence[float]
+    parts: Sequence[Mapping[str, float]]
+
+
+def stacked(title: str, panels: Sequence[Stack], directory: Path, stem: str) -> list[Path]:
+    """Write a PNG and an SVG with an area for each part, one panel for each axis, and return their paths."""
+    mpl.rcParams["svg.hashsalt"] = stem
+    n_columns = min(3, len(panels))
+    figure = Figure(figsize=(4.2 * n_columns, 3.8 * math.ceil(len(panels) / n_columns)), layout="constrained")
+    for number, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(math.ceil(len(panels) / n_columns), n_columns, number)
+        names = list(panel.parts[0])
+        heights = np.array([[part[name] for part in panel.parts] for name in names])
+        axes.stackplot(panel.values, heights, labels=names, alpha=0.85)
+        axes.plot(panel.values, heights.sum(axis=0), "o", color="black", markersize=3.5)
+        axes.set_xscale("log")
+        axes.set_xticks(panel.values, [f"{value:,g}" for value in panel.values], rotation=30)
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel(panel.label)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("us of processor time an exchange")
+        axes.grid(alpha=0.25)
+        if number == 1:
+            handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    return _saved(figure, directory, stem)
+
+
+def _saved(figure: Figure, directory: Path, stem: str) -> list[Path]:
     paths = [directory / f"{stem}.{kind}" for kind in ("png", "svg")]
     for path in paths:
         figure.savefig(path, dpi=120)

@@ -1,6 +1,7 @@
 """A real shadow worker on real servers, the bare runtime beside it, and traffic for both."""
 
 import asyncio
+import itertools
 import math
 import multiprocessing
 import os
@@ -9,9 +10,9 @@ import socket
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +38,7 @@ from quantdrift.core.config.schema import (
 from quantdrift.core.keys import Key
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import GRACE_S, run
-from quantdrift.core.records import Exchange, Sampling, Tensor
+from quantdrift.core.records import Exchange, ModelCount, Sampling, StratumCount, Tally, Tensor
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.sealing import seal
 from quantdrift.core.stream.backlog import read_backlog
@@ -45,6 +46,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.models.runtimes import malloc
 from quantdrift.models.runtimes.registry import open_reference, runtime_request
+from quantdrift.shadow.pipeline import reader
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.server.postgres import PostgresServer
@@ -63,8 +65,8 @@ _SLICES: Final = (
     Slice(name="contrast", feature="contrast", edges=(0.5, 1.0)),
 )
 _AT_ONCE: Final = 128
+_TALLY_S: Final = 10.0
 _UNSENT_BYTES: Final = 4 << 20
-_NOISE: Final = 0.1  # of the candidate's logits
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,14 +197,22 @@ class Worker:
 
 
 @asynccontextmanager
-async def running(config: Config, servers: Servers, n: int = 1) -> AsyncIterator[Worker]:
-    """Run a worker, or `n` of them, until they have opened their references, and end them afterwards."""
+async def running(
+    config: Config, servers: Servers, n: int = 1, most_items: int = reader.MOST_ITEMS
+) -> AsyncIterator[Worker]:
+    """Run a worker, or `n` of them, until they have opened their references, and end them afterwards.
+
+    Parameters
+    ----------
+    most_items
+        Of a batch where the reference is quick, and `shadow.batch_items` is not more.
+    """
     processes = {}
     try:
         for _ in range(n):
             admin = f"127.0.0.1:{_free_port()}"
             own = msgspec.structs.replace(config, shadow=msgspec.structs.replace(config.shadow, admin=admin))
-            processes[admin] = SPAWN.Process(target=_work, args=(own, servers.dsn), daemon=True)
+            processes[admin] = SPAWN.Process(target=_work, args=(own, servers.dsn, most_items), daemon=True)
             processes[admin].start()
         for admin, process in processes.items():
             await _until_ready(admin, process)
@@ -277,29 +287,54 @@ def bare(config: Config) -> Iterator[Bare]:
 class Traffic:
     """Exchanges of one item each, made from a few items and the reference's own outputs with noise.
 
+    They come from as many pods as wanted, each of which numbers its own exchanges and, in `steady`, sends its counts every ten seconds.
+
     Parameters
     ----------
     queue
         Where they go.
-    model
-        Name of the model.
+    models
+        Names of the models, in turn those of the pods.
     sort
-        Its kind.
+        Their kind.
     items, logits
         Of the reference : (items, ...).
     key
         Seals each exchange; None: they are published as they are.
+    attributes
+        Returns the attributes of an exchange, by its number; without it one of four sites.
+    n_pods
+        How many sidecars they come from.
+    sampled
+        Share of the requests of a pod that are exchanges.
+    noise
+        Of the candidate's logits.
     """
 
     def __init__(
-        self, queue: Queue, model: str, sort: Sort, items: Array, logits: Array, *, key: Key | None = None
+        self,
+        queue: Queue,
+        models: Sequence[str],
+        sort: Sort,
+        items: Array,
+        logits: Array,
+        *,
+        key: Key | None = None,
+        attributes: Callable[[int], dict[str, str]] | None = None,
+        n_pods: int = 1,
+        sampled: float = 1.0,
+        noise: float = 0.1,
     ) -> None:
         self._queue = queue
         self._key = key
-        self._boot = uuid4().hex
-        self._n_published = 0
-        self._model = model
-        noisy = logits + _NOISE * np.random.default_rng(1).standard_normal(logits.shape)
+        self._attributes = attributes or (lambda index: {"header.x-site": _SITES[index % len(_SITES)]})
+        self._sampled = sampled
+        self._captured_at = datetime.now(UTC) - timedelta(hours=1)
+        self._pods = [
+            _Pod(name=f"pod-{number}", boot=uuid4().hex, model=models[number % len(models)])
+            for number in range(max(n_pods, len(models)))
+        ]
+        noisy = logits + noise * np.random.default_rng(1).standard_normal(logits.shape)
         self._pairs = [
             (_tensor(sort.input, sort.datatype, item), _tensor("logits", "FP32", one))
             for item, one in zip(items, noisy.astype(np.float32), strict=True)
@@ -315,45 +350,106 @@ class Traffic:
             u2=0.0,
         )
 
-    async def publish(self, n: int) -> None:
-        """Put `n` exchanges into the stream."""
+    async def publish(self, n: int, *, captured_per_s: float | None = None) -> None:
+        """Put `n` exchanges into the stream.
+
+        Parameters
+        ----------
+        captured_per_s
+            They were captured at this rate, one after the other, since an hour ago; None: each when it is made.
+        """
         for begin in range(0, n, self._at_once):
-            await asyncio.gather(*(self._put(index) for index in range(begin, min(begin + self._at_once, n))))
+            indices = range(begin, min(begin + self._at_once, n))
+            if captured_per_s is None:
+                await asyncio.gather(*(self._put(index) for index in indices))
+                continue
+            step = timedelta(seconds=1 / captured_per_s)
+            await asyncio.gather(
+                *(
+                    self._put(index, self._captured_at + place * step)
+                    for place, index in enumerate(indices, start=1)
+                )
+            )
+            self._captured_at += len(indices) * step
 
     async def steady(self, per_s: float, seconds: float) -> None:
-        """Put exchanges into the stream at a constant rate, whatever becomes of them."""
-        began = time.monotonic()
-        for index in range(max(1, round(per_s * seconds))):
-            await asyncio.sleep(max(began + index / per_s - time.monotonic(), 0.0))
-            await self._put(index)
+        """Put exchanges into the stream at a constant rate, and the counts of their pods, whatever becomes of them."""
+        began, n, sent = time.monotonic(), max(1, round(per_s * seconds)), 0
+        async with asyncio.TaskGroup() as tasks:
+            counting = tasks.create_task(self._count()) if len(self._pods) > 1 else None
+            while sent < n:
+                await asyncio.sleep(max(began + sent / per_s - time.monotonic(), 0.0))
+                due = min(n, sent + self._at_once, max(sent, int((time.monotonic() - began) * per_s)) + 1)
+                await asyncio.gather(*(self._put(index) for index in range(sent, due)))
+                sent = due
+            if counting is not None:
+                counting.cancel()
 
-    async def _put(self, index: int) -> None:
+    async def _count(self) -> None:
+        """Send the counts of one pod after the other, each every ten seconds."""
+        began = time.monotonic()
+        for number in itertools.count():
+            await asyncio.sleep(max(began + number * _TALLY_S / len(self._pods) - time.monotonic(), 0.0))
+            pod = self._pods[number % len(self._pods)]
+            pod.n_tallies += 1
+            counts = ModelCount(taken=pod.n, row=0, numbered=pod.n, published=pod.n)
+            stratum = StratumCount(
+                stratum="default",
+                offered=round(pod.n / self._sampled),
+                taken=pod.n,
+                thinned=0,
+                published=pod.n,
+                models={pod.model: counts},
+            )
+            tally = Tally(
+                source=pod.name,
+                boot=pod.boot,
+                sequence=pod.n_tallies,
+                at=datetime.now(UTC),
+                strata=(stratum,),
+                blind_connections=0,
+            )
+            await self._queue.publish_tally(pod.name, pod.boot, pod.n_tallies, encode(tally))
+
+    async def _put(self, index: int, captured_at: datetime | None = None) -> None:
         given, answered = self._pairs[index % len(self._pairs)]
+        pod = self._pods[index % len(self._pods)]
         exchange = Exchange(
             id=uuid4().hex,
-            captured_at=datetime.now(UTC),
-            source="benchmark",
-            model=self._model,
+            captured_at=captured_at or datetime.now(UTC),
+            source=pod.name,
+            model=pod.model,
             version="int8",
             protocol="oip-v2-rest",
             inputs=(given,),
             outputs=(answered,),
-            attributes={"header.x-site": _SITES[index % len(_SITES)]},
+            attributes=self._attributes(index),
             sampling=self._sampling,
         )
         wire = encode(exchange)
         if self._key is not None:
-            wire = seal(wire, self._key, model=self._model, exchange_id=exchange.id)
-        self._n_published += 1
-        number = Numbered(boot=self._boot, row=0, number=self._n_published)
-        await self._queue.publish_exchange(self._model, exchange.id, wire, number)
+            wire = seal(wire, self._key, model=pod.model, exchange_id=exchange.id)
+        pod.n += 1
+        number = Numbered(boot=pod.boot, row=0, number=pod.n)
+        await self._queue.publish_exchange(pod.model, exchange.id, wire, number)
+
+
+class _Pod(msgspec.Struct, kw_only=True):
+    """A sidecar of which there are only the records that it sends."""
+
+    name: str
+    boot: str
+    model: str
+    n: int = 0
+    n_tallies: int = 0
 
 
 def _tensor(name: str, datatype: str, item: Array) -> Tensor:
     return Tensor(name=name, datatype=datatype, shape=(1, *item.shape), data=item.tobytes())
 
 
-def _work(config: Config, dsn: str) -> None:
+def _work(config: Config, dsn: str, most_items: int) -> None:
+    reader.MOST_ITEMS = most_items
     raise SystemExit(run(lambda stop: serve(config, Secrets(dsn=dsn), stop), grace_s=GRACE_S))
 
 

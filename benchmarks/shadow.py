@@ -221,7 +221,7 @@ async def _measure(
                         alone=alone,
                         worker=worker,
                         queue=queue,
-                        traffic=Traffic(queue, name, sort, items, logits),
+                        traffic=Traffic(queue, [name], sort, items, logits),
                         servers=servers,
                         scale=scale,
                     )

@@ -43,14 +43,14 @@ from quantdrift.core.stream.connection import Queue
 
 _GOAL_PER_S: Final = 10_000.0
 _ITEMS: Final = 256  # different ones
-_LEAD: Final = 3_000  # before the part that counts, and after it
+LEAD: Final = 3_000  # before the part that counts, and after it
 
 
 def _network() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-_TINY: Final = Sort(
+TINY: Final = Sort(
     title="two layers, 8x8",
     input="image",
     shape=(1, 8, 8),
@@ -116,44 +116,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _measure(servers: Servers, folder: Path, batch_items: int, n: int, rounds: int) -> Found:
     path, keys = folder / "tiny.onnx", folder / "keys.json"
     if not path.exists():
-        _TINY.save(path)
+        TINY.save(path)
         write_keys(keys, KeyRing(keys=(Key.create(datetime.now(UTC) - timedelta(hours=1)),)), is_new=True)
     key = msgspec.json.decode(keys.read_bytes(), type=KeyRing).current(datetime.now(UTC))
     config = config_of(
-        [_TINY.model("tiny", _TINY.reference(path))],
+        [TINY.model("tiny", TINY.reference(path))],
         servers,
         provider=Provider.CPU,
         keys=keys,
         batch_items=batch_items,
         threads=1,
     )
-    items = _TINY.items(_ITEMS)
+    items = TINY.items(_ITEMS)
     with bare(config) as alone:
         logits = np.concatenate(alone.compute([items]))
         _, bare_cpu_s = alone.per_s(np.resize(items, (batch_items, *items.shape[1:])), 200)
     async with running(config, servers) as worker:
         queue = await Queue.connect(config.stream, client_name="benchmark")
         try:
-            traffic = Traffic(queue, "tiny", _TINY, items, logits, key=key)
-            await traffic.publish(_LEAD)  # what a version's begin costs more is over
-            await until_left(queue, 0, _LEAD)
-            turns = [await _turn(worker, queue, traffic, n) for _ in range(rounds)]
+            traffic = Traffic(queue, ["tiny"], TINY, items, logits, key=key)
+            await traffic.publish(LEAD)  # what a version's begin costs more is over
+            await until_left(queue, 0, LEAD)
+            turns = [await turn(worker, queue, traffic, n) for _ in range(rounds)]
         finally:
             await queue.close()
-    parts = {part: statistics.median(turn[part] for turn in turns) for part in turns[0]}
+    parts = {part: statistics.median(each[part] for each in turns) for part in turns[0]}
     return Found(parts_us=parts, bare_us=1e6 * bare_cpu_s)
 
 
-async def _turn(worker: Worker, queue: Queue, traffic: Traffic, n: int) -> dict[str, float]:
-    """Return microseconds of processor time for each exchange, by part."""
+async def turn(
+    worker: Worker,
+    queue: Queue,
+    traffic: Traffic,
+    n: int,
+    *,
+    lead: int = LEAD,
+    captured_per_s: float | None = None,
+) -> dict[str, float]:
+    """Return microseconds of processor time for each of `n` exchanges, by part, in the middle of a backlog of `2 * lead` more."""
     worker.pause()
-    await traffic.publish(n + 2 * _LEAD)
+    await traffic.publish(n + 2 * lead, captured_per_s=captured_per_s)
     worker.go_on()
-    first = await until_left(queue, n + _LEAD, _LEAD)
+    first = await until_left(queue, n + lead, lead)
     before = worker.cpu_s()
-    last = await until_left(queue, _LEAD, _LEAD)
+    last = await until_left(queue, lead, lead)
     after = worker.cpu_s()
-    await until_left(queue, 0, _LEAD)
+    await until_left(queue, 0, lead)
     names = {"loop": "loop", "threads": "replay", "nats": "nats", "postgres": "postgres"}
     return {part: 1e6 * (after[key] - before[key]) / (first - last) for part, key in names.items()}
 

@@ -81,7 +81,7 @@ async def _send(queue: Queue, sort: Sort, seconds: float) -> int:
     rng = np.random.default_rng(1)
     until, n = time.monotonic() + seconds, 0
     traffic = {
-        (model, side): Traffic(queue, model, sort, items, _logits(sort, items))
+        (model, side): Traffic(queue, [model], sort, items, _logits(sort, items))
         for model in _MODELS
         for side in _SIDES
         for items in [rng.standard_normal((4, 3, side, side), dtype=np.float32)]

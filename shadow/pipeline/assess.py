@@ -221,7 +221,7 @@ class Assessor:
             references={digest: _json(runtime.artefact) for digest, runtime in runtimes.items()},
             provenance=next((_json(replayed_by(runtime)) for runtime in runtimes.values()), "{}"),
             vectors=tuple(vectors),
-            noise=self.noise.take(),
+            noise=self.noise.take(in_progress.prepared[0].exchange.model) if in_progress.prepared else (),
             doubts=self.config_warnings.take(),
         )
 

@@ -43,7 +43,8 @@ _CAREFUL_PAUSE_S = 0.05
 _WAITS_TO_COME_BACK = 1.5  # times `ack_wait_s`; a crashed worker's messages are redelivered within one
 _NOT_REPLAYED = "not replayed"
 _BATCH_S = 0.05
-_MOST_ITEMS = 512  # of a batch, unless `shadow.batch_items` is more
+MOST_ITEMS = 512
+"""Most items of a batch where the reference is quick, unless `shadow.batch_items` is more."""
 
 FETCH_BYTES = 16_000_000
 """Most that a worker takes from the stream at once, all models together: NATS disconnects a client far above that."""
@@ -166,7 +167,7 @@ class Reader:
         Each batch costs worker, database and monitor some milliseconds, whatever it holds, and in a backlog of small exchanges that was
         a third of all their time. The reference still gets `shadow.batch_items` at a time, so that its memory is as before.
         """
-        quick = min(self._queues.items_within(self._model, _BATCH_S), _MOST_ITEMS)
+        quick = min(self._queues.items_within(self._model, _BATCH_S), MOST_ITEMS)
         return max(quick, self._shadow.batch_items)
 
     async def _fetch(self, wanted: int, wait_s: float) -> list[TakenMessage]:

@@ -120,6 +120,7 @@ class NoiseReplays:
         self._n_bytes = 0
         self._n_waiting = 0
         self._replayed: queue.SimpleQueue[_ReplayedSample] = queue.SimpleQueue()
+        self._measured: dict[str, list[NoiseItem]] = {}  # by model
         self._n_met: Counter[VersionKey] = Counter()
         self._n_kept: dict[VersionKey, dict[str, int]] = {}  # exchanges, by predicate of the slice
         self.counts: Counter[tuple[str, Side, str]] = Counter()
@@ -233,19 +234,22 @@ class NoiseReplays:
             self._replayed.put(_ReplayedSample(sample, output))
         return group.suspect
 
-    def take(self) -> tuple[NoiseItem, ...]:
-        """Return the measurements of both sides since the last call."""
-        noise_items: list[NoiseItem] = []
+    def take(self, model: str) -> tuple[NoiseItem, ...]:
+        """Return the measurements of both sides of a model since the last call for it.
+
+        A batch is folded with those of its own model alone; others wait for a batch of theirs.
+        """
+        measured = self._measured
         for answered in self._rechecks.take():
             self.counts[answered.model, Side.CANDIDATE, answered.outcome] += answered.n_items
-            noise_items += answered.items
+            measured.setdefault(answered.model, []).extend(answered.items)
         while not self._replayed.empty():
             sample, again = self._replayed.get()
             items = self._repeated.items(sample.entry, again, sample.first, sample.rows, sample.slices)
             self._count(sample.entry, "measured", len(items))
             self._count(sample.entry, "failed", len(sample.rows) - len(items))
-            noise_items += items
-        return tuple(noise_items)
+            measured.setdefault(sample.entry.exchange.model, []).extend(items)
+        return tuple(measured.pop(model, ()))
 
     def _is_chosen(self, entry: PreparedExchange, version: VersionKey) -> bool:
         if self._n_met[version] < _ALL_UNTIL:

@@ -122,7 +122,7 @@ async def begin_models(connection: AsyncConnection, after: int, *, known: bool) 
 
 
 async def note_spans(
-    connection: AsyncConnection, numbered: Iterable[RowMapping], newest: datetime | None
+    connection: AsyncConnection, numbered: Iterable[RowMapping | Mapping[str, Any]], newest: datetime | None
 ) -> datetime | None:
     """Note of new batches, in their order, which models share the allowance from when on; return the latest capture.
 
@@ -135,11 +135,11 @@ async def note_spans(
     for row in (await connection.execute(_SPANS)).mappings():
         spans[row["model"]] = [row["from_at"], row["last_at"]]
     changed: dict[tuple[str, datetime], datetime] = {}
-    for row in sorted(numbered, key=lambda row: row["fold_seq"]):
-        model = row["model"]
-        if model is None or row["kind"] != "comparison":
+    for batch in sorted(numbered, key=lambda batch: int(batch["fold_seq"])):
+        model = batch["model"]
+        if model is None or batch["kind"] != "comparison":
             continue
-        captured_at = min(row["captured_to"], row["stored_at"])
+        captured_at = min(batch["captured_to"], batch["stored_at"])
         span = spans.get(model)
         # Where no clock is beyond the end of its last span, that one goes on.
         if span is None or (newest is not None and newest > span[1] + SHARES_FOR):

@@ -53,6 +53,7 @@ from quantdrift.storage.snapshot import KNOWN_STRATA
 
 _HOUR: Final = timedelta(hours=1)
 _ALL: Final = 2**62
+_Row = RowMapping | Mapping[str, Any]
 _MONITOR: Final = "monitor"  # worker of the batches that it makes itself
 
 # The row must exist to be locked: without it, two monitors could both begin.
@@ -87,20 +88,13 @@ _BATCH: Final = """
     batch.id, batch.fold_seq, batch.kind, batch.worker, batch.n_rows, batch.stored_at, batch.captured_from, batch.captured_to,
     batch.unreferenced, batch.compared_model as model, batch.read_after, batch.read_until, batch.rest_until, batch.read_from, batch.horizon_s
 """
-_NUMBER: Final = text(f"""
-    with next as (
-        select id, row_number() over (order by id) as place
-        from (
-            select id from batch where fold_seq is null and id <= (
-                select max(id) from (
-                    select id, sum(n_rows) over (order by id) - n_rows as n_before
-                    from batch where fold_seq is null order by id limit :most
-                ) waiting where n_before < :most_rows
-            ) order by id for update
-        ) unfolded
-    )
-    update batch set fold_seq = :last + next.place from next where batch.id = next.id
-    returning {_BATCH}
+_UNNUMBERED: Final = text(f"""
+    select {_BATCH} from batch where fold_seq is null and id <= (
+        select max(id) from (
+            select id, sum(n_rows) over (order by id) - n_rows as n_before
+            from batch where fold_seq is null order by id limit :most
+        ) waiting where n_before < :most_rows
+    ) order by id for update
 """)  # noqa: S608 - constants
 # Batches of no model have tallies: they are folded within the next turn of each model.
 _UNFOLDED: Final = text("""
@@ -125,16 +119,17 @@ _WAITING: Final = text("""
     where last.read_until is not null
     order by wanted.model, b.fold_seq
 """)
-_MARK: Final = text(f"""
-    update batch set read_after = marks.read_after, read_until = marks.read_until, rest_until = marks.rest_until,
-        horizon_s = marks.horizon_s, read_from = marks.read_from
+# Number and marks at once: each change of a row is a new version of it, with an entry in each index.
+_NUMBER: Final = text("""
+    update batch set fold_seq = numbers.fold_seq, read_after = numbers.read_after, read_until = numbers.read_until,
+        rest_until = numbers.rest_until, horizon_s = numbers.horizon_s, read_from = numbers.read_from
     from unnest(
-        cast(:ids as bigint[]), cast(:after as timestamptz[]), cast(:until as timestamptz[]), cast(:rest as timestamptz[]),
-        cast(:horizon as float8[]), cast(:from as bigint[])
-    ) marks (id, read_after, read_until, rest_until, horizon_s, read_from)
-    where batch.id = marks.id
-    returning {_BATCH}
-""")  # noqa: S608 - constants
+        cast(:id as bigint[]), cast(:fold_seq as bigint[]), cast(:read_after as timestamptz[]), cast(:read_until as timestamptz[]),
+        cast(:rest_until as timestamptz[]), cast(:horizon_s as float8[]), cast(:read_from as bigint[])
+    ) numbers (id, fold_seq, read_after, read_until, rest_until, horizon_s, read_from)
+    where batch.id = numbers.id
+""")
+_NUMBERS: Final = ("id", "fold_seq", "read_after", "read_until", "rest_until", "horizon_s", "read_from")
 # A model that is silent gets an empty batch, with which all that waits is folded.
 _PASS_MARK: Final = text("""
     insert into batch (kind, worker, captured_from, captured_to, n_rows, compared_model)
@@ -489,7 +484,7 @@ async def number(
     last: int = row["fold_seq"]
     await begin_models(connection, last, known=row["model_seq"] == last)
     fastest = await connection.scalar(_FASTEST)
-    numbered: list[RowMapping] = []
+    numbered: list[dict[str, Any]] = []
     if shards == 1 or fastest is None or last - fastest < 2 * most:
         numbered = await _number(connection, last, most, horizon, most_rows)
     if numbered:
@@ -550,17 +545,26 @@ async def next_batches(
 
 async def _number(
     connection: AsyncConnection, after: int, most: int, horizon: timedelta, most_rows: int
-) -> list[RowMapping]:
+) -> list[dict[str, Any]]:
     """Assign numbers after `after` and read marks to new batches; return these."""
-    numbering = {"most": most, "most_rows": most_rows, "last": after}
     if horizon:
         await connection.execute(_PASS_MARK, {"worker": _MONITOR})
-    numbered = list((await connection.execute(_NUMBER, numbering)).mappings().all())
+    numbered = await _unnumbered(connection, after, most, most_rows)
     if not numbered and (await connection.execute(_TAKE_OVER, {"worker": _MONITOR})).rowcount:
-        numbered = list((await connection.execute(_NUMBER, numbering)).mappings().all())
+        numbered = await _unnumbered(connection, after, most, most_rows)
     if numbered and horizon:
-        numbered = await _mark(connection, numbered, after, horizon)
+        await _mark(connection, numbered, after, horizon)
+    if numbered:
+        await connection.execute(_NUMBER, {name: [row[name] for row in numbered] for name in _NUMBERS})
     return numbered
+
+
+async def _unnumbered(
+    connection: AsyncConnection, after: int, most: int, most_rows: int
+) -> list[dict[str, Any]]:
+    """Return new batches with their numbers, which are not stored yet."""
+    waiting = await connection.execute(_UNNUMBERED, {"most": most, "most_rows": most_rows})
+    return [{**row, "fold_seq": number} for number, row in enumerate(waiting.mappings(), start=after + 1)]
 
 
 async def _take_over(
@@ -594,7 +598,7 @@ async def refold(connection: AsyncConnection, first: int, last: int) -> list[Bat
 
 async def _batches(
     connection: AsyncConnection,
-    numbered: Sequence[RowMapping],
+    numbered: Sequence[_Row],
     decided: Sequence[RowMapping],
     closed: Sequence[RowMapping],
     changed: Mapping[int, tuple[SliceChange, ...]],
@@ -649,15 +653,15 @@ async def _batches(
 
 
 async def _mark(
-    connection: AsyncConnection, numbered: Sequence[RowMapping], last: int, horizon: timedelta
-) -> list[RowMapping]:
-    """Store the read marks of new batches, after those up to `last`; return all of the new ones."""
-    of_model: dict[str, list[RowMapping]] = {}
-    for row in sorted(numbered, key=itemgetter("fold_seq")):
-        if row["model"] is not None:
-            of_model.setdefault(row["model"], []).append(row)
+    connection: AsyncConnection, numbered: Sequence[dict[str, Any]], last: int, horizon: timedelta
+) -> None:
+    """Give new batches their read marks, after those up to `last`."""
+    of_model: dict[str, list[dict[str, Any]]] = {}
+    for of in numbered:
+        if of["model"] is not None:
+            of_model.setdefault(of["model"], []).append(of)
     if not of_model:
-        return list(numbered)
+        return
     wanted = {"models": list(of_model), "last": last, "worker": _MONITOR}
     lasts: dict[str, tuple[Stretch, int]] = {}
     waiting: dict[str, list[WaitingBatch]] = {}
@@ -666,27 +670,22 @@ async def _mark(
         if row["fold_seq"] is not None:
             batch = WaitingBatch(row["fold_seq"], to_us(row["stored_at"]), to_us(row["captured_to"]))
             waiting.setdefault(row["model"], []).append(batch)
-    marks: dict[str, list[Any]] = {name: [] for name in ("ids", "after", "until", "rest", "horizon", "from")}
-    for model, rows in of_model.items():
+    for model, batches in of_model.items():
         before = waiting.get(model, [])
         order = ReadingOrder(horizon // timedelta(microseconds=1), lasts.get(model), before)
-        first = min((batch.fold_seq for batch in before), default=rows[0]["fold_seq"])
-        for row in rows:
-            times = (to_us(row[name]) for name in ("stored_at", "captured_from", "captured_to"))
-            ends = row["worker"] == _MONITOR
+        first = min((batch.fold_seq for batch in before), default=batches[0]["fold_seq"])
+        for of in batches:
+            times = (to_us(of[name]) for name in ("stored_at", "captured_from", "captured_to"))
+            ends = of["worker"] == _MONITOR
             stretch = order.stretch(*times, ends=ends)
-            marks["ids"].append(row["id"])
-            for name, at_us in zip(("after", "until", "rest"), stretch[:3], strict=True):
-                marks[name].append(from_us(at_us))
-            marks["horizon"].append(stretch.horizon_us / 1e6)
-            marks["from"].append(first)
-            first = row["fold_seq"] + 1 if ends else first
-    marked = (await connection.execute(_MARK, marks)).mappings().all()
-    return [*(row for row in numbered if row["model"] is None), *marked]
+            names = ("read_after", "read_until", "rest_until")
+            of |= {name: from_us(at_us) for name, at_us in zip(names, stretch[:3], strict=True)}
+            of |= {"horizon_s": stretch.horizon_us / 1e6, "read_from": first}
+            first = of["fold_seq"] + 1 if ends else first
 
 
 async def _read(
-    connection: AsyncConnection, numbered: Sequence[RowMapping], *, condensed: bool
+    connection: AsyncConnection, numbered: Sequence[_Row], *, condensed: bool
 ) -> tuple[dict[int, list[ComparisonRow]], dict[int, list[NoiseRow]]]:
     """Return what is folded with each batch, by id and in order: comparisons, and items that were computed twice."""
     comparisons: dict[int, list[ComparisonRow]] = {}
@@ -702,10 +701,10 @@ async def _read(
         (row for row in numbered if row["read_until"] is not None), key=itemgetter("model", "fold_seq")
     )
     for model, rows in groupby(marked, key=itemgetter("model")):
-        batches: list[RowMapping] = []
-        for row in rows:
-            batches.append(row)
-            if row["worker"] == _MONITOR:
+        batches: list[_Row] = []
+        for batch in rows:
+            batches.append(batch)
+            if batch["worker"] == _MONITOR:
                 await _read_stretches(connection, model, batches, comparisons, noise, condensed=condensed)
                 batches = []
         if batches:
@@ -720,7 +719,7 @@ def _statement(query: str, *, condensed: bool) -> TextClause:
 async def _read_stretches(
     connection: AsyncConnection,
     model: str,
-    batches: Sequence[RowMapping],
+    batches: Sequence[_Row],
     comparisons: dict[int, list[ComparisonRow]],
     noise: dict[int, list[NoiseRow]],
     *,
@@ -778,7 +777,7 @@ def _in_order(
     return sorted(read, key=lambda pair: (pair[0], pair[1].exchange_id, pair[1].item))
 
 
-def _stretch(row: RowMapping) -> Stretch:
+def _stretch(row: _Row) -> Stretch:
     return Stretch(
         after_us=to_us(row["read_after"]),
         until_us=to_us(row["read_until"]),
@@ -787,7 +786,7 @@ def _stretch(row: RowMapping) -> Stretch:
     )
 
 
-def _captured(batches: Sequence[RowMapping]) -> dict[str, Any]:
+def _captured(batches: Sequence[_Row]) -> dict[str, Any]:
     """Return between which times the rows of batches were captured."""
     return {
         "begin": min(row["captured_from"] for row in batches),

@@ -3,7 +3,7 @@
 People also add decisions to `baseline`, and what they do about alerts to `alert_action`.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     CheckConstraint,
@@ -28,6 +28,8 @@ _OF_THE_PAGE = (
     "identity = '' or pg_has_role(session_user, to_regrole('quantdrift_page'), 'member')"
     " or pg_has_role(session_user, to_regrole('quantdrift_monitor'), 'member')"
 )
+# The fold writes these rows again and again. With room in a page a new version of a row stays there, and no index changes.
+_REWRITTEN: Final = {"fillfactor": 50}
 
 
 class DetectorTable(Base):
@@ -37,7 +39,8 @@ class DetectorTable(Base):
     __table_args__ = (
         {
             "comment": "State of a sequential detector of one metric on one slice, as of its last fold. Kept for"
-            " 90 days, or storage.retention_days if that is longer, after it is retired."
+            " 90 days, or storage.retention_days if that is longer, after it is retired.",
+            "postgresql_with": _REWRITTEN,
         },
     )
     model_version_id: Mapped[Int] = mapped_column(
@@ -332,7 +335,10 @@ class VerdictTable(Base):
     __tablename__ = "verdict"
     __table_args__ = (
         CheckConstraint(f"verdict in {VERDICTS}", name="verdict"),
-        {"comment": "Current verdict on each slice of each candidate version. Read it through slice_now."},
+        {
+            "comment": "Current verdict on each slice of each candidate version. Read it through slice_now.",
+            "postgresql_with": _REWRITTEN,
+        },
     )
     model_version_id: Mapped[Int] = mapped_column(
         ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
@@ -648,7 +654,12 @@ class RollupDay(_Rollup, Base):
     """Daily sums."""
 
     __tablename__ = "rollup_day"
-    __table_args__ = ({"comment": "Divergence per slice and day of capture; written by the monitor alone."},)
+    __table_args__ = (
+        {
+            "comment": "Divergence per slice and day of capture; written by the monitor alone.",
+            "postgresql_with": _REWRITTEN,
+        },
+    )
     day: Mapped[Time] = mapped_column(primary_key=True, comment="Start of the day, UTC.")
 
 

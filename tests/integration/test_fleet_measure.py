@@ -15,7 +15,7 @@ def test_costs_are_measured_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(fleet_measure, "_N", 400)
     said: list[str] = []
     costs = fleet_measure.measure(5, said.append)
-    for name in ("worker_us", "nats_us", "postgres_us", "leader_exchange_us", "leader_batch_us"):
+    for name in ("worker_us", "nats_us", "postgres_us", "leader_us", "leader_batch_us"):
         assert 1 < getattr(costs, name) < 100_000, name
     assert 100 < costs.comparison_bytes < 10_000
     assert costs.tally_bytes == COSTS.tally_bytes

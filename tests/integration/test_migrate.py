@@ -40,7 +40,7 @@ CATALOG = {
         order by 1, 2
     """,
     "tables": """
-        select relname, relkind::text, pg_get_partkeydef(c.oid), obj_description(c.oid, 'pg_class')
+        select relname, relkind::text, pg_get_partkeydef(c.oid), reloptions::text, obj_description(c.oid, 'pg_class')
         from pg_class c where {ours} and relkind in ('r', 'p') order by 1
     """,
     "constraints": """
@@ -55,7 +55,7 @@ CATALOG = {
 }
 OURS = "c.relnamespace = 'public'::regnamespace and not c.relispartition and c.relname <> 'alembic_version'"
 
-REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"]
+REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"]
 
 
 def quiet(_line: str) -> None:

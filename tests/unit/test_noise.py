@@ -68,10 +68,10 @@ class _BatchStatistics(_Watched):
         return super().run({"x": inputs["x"] - inputs["x"].mean(axis=0)})
 
 
-def prepared(n_items: int, seed: int, runtime: ReferenceRuntime) -> PreparedExchange:
+def prepared(n_items: int, seed: int, runtime: ReferenceRuntime, name: str = "digits") -> PreparedExchange:
     """Return an exchange that is ready to be replayed."""
-    model = Model(name="digits", top_k=2)
-    exchange = exchange_of(inputs_of(n_items, seed))
+    model = Model(name=name, top_k=2)
+    exchange = msgspec.structs.replace(exchange_of(inputs_of(n_items, seed)), model=name)
     return PreparedExchange(
         stream_sequence=seed,
         payload=b"x" * 100,
@@ -116,7 +116,20 @@ class Worker:
         self.noise.choose(entries, outputs, outcomes, slices)
         if self.noise.is_due(entries[0]):
             self.noise.replay_due(entries[0])
-        return self.noise.take()
+        return self.noise.take(entries[0].exchange.model)
+
+
+def test_what_was_measured_of_a_model_waits_for_a_batch_of_its_own() -> None:
+    """The monitor that folds one model does not read the batches of another one."""
+    worker = Worker()
+    measured = {"digits": 0, "letters": 0}
+    for number in range(40):
+        name = ("digits", "letters")[number % 2]
+        items = worker.replay([prepared(1, 100 + 8 * number + k, worker.runtime, name) for k in range(8)])
+        assert {item.version.model for item in items} <= {name}
+        measured[name] += len(items)
+    assert min(measured.values()) > 0
+    assert worker.noise.take("other") == ()
 
 
 def test_a_reference_that_knows_no_neighbours_has_no_noise() -> None:

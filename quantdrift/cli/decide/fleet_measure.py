@@ -154,17 +154,18 @@ def _measured(
         raise RetryError("Postgres went away; try again")
     n, n_batches = after.n - before.n, after.n_batches - before.n_batches
     us = {part: 1e6 * (after.cpu_s[part] - before.cpu_s[part]) / n for part in _PARTS}
-    # What is Postgres' share of a batch and of an exchange is not known here: the proportion of the shipped costs is.
+    # What of it is of a batch, and what of an exchange, is not known here: the proportion of the shipped costs is.
     batch = n / max(n_batches, 1)
     say(f"measured {n:,} exchanges in batches of {batch:.0f}")
-    scale = us["leader"] / (COSTS.leader_exchange_us + COSTS.leader_batch_us / batch)
+    shipped = msgspec.structs.asdict(COSTS)
+    scaled: dict[str, float] = {}
+    for part in _PARTS:
+        of_exchange, of_batch = f"{part}_us", f"{part}_batch_us"
+        scale = us[part] / (shipped[of_exchange] + shipped[of_batch] / batch)
+        scaled |= {name: scale * shipped[name] for name in (of_exchange, of_batch)}
     return msgspec.structs.replace(
         COSTS,
-        worker_us=us["worker"],
-        nats_us=us["nats"],
-        postgres_us=us["postgres"],
-        leader_exchange_us=COSTS.leader_exchange_us * scale,
-        leader_batch_us=COSTS.leader_batch_us * scale,
+        **scaled,
         comparison_bytes=(after.n_bytes - before.n_bytes) / n,
     )
 

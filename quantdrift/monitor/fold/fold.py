@@ -258,6 +258,8 @@ class Fold:
 
     def _due(self, touched: Sequence[SliceState]) -> list[SliceState]:
         """Return the slices that the batch compared with a window to move on, or a baseline to look at."""
+        if not touched:
+            return []
         rows = rows_of(touched)
         self.state.table.survey_all(rows)
         return list(

@@ -129,8 +129,12 @@ class _Parts:
     """A batch by model: what a model is given of it; None: it does not concern the model."""
 
     def __init__(self, rows: BatchRows, catalog: Catalog) -> None:
-        self._rows = rows
         self._versions, self._slices = catalog.versions, catalog.slices
+        # Workers of the release before store noise of any model with a batch. Who folds the other model does not read it.
+        if rows.model and any(not self._is_of(row.model_version_id, rows.model) for row in rows.noise):
+            own = tuple(row for row in rows.noise if self._is_of(row.model_version_id, rows.model))
+            rows = msgspec.structs.replace(rows, noise=own)
+        self._rows = rows
         # Nearly all batches have one model, and no decision.
         self._is_whole = bool(rows.model) and not (rows.decisions or rows.slices or rows.closes)
         self._has_counts = bool(rows.tallies or rows.expiries) or not (rows.compares or rows.model)

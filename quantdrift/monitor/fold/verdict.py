@@ -314,6 +314,8 @@ def settle(state: FoldState, slices: Sequence[SliceState], rows: IntArray, compa
     compared
         (slices,) those that the batch compared: their rows are written even if the verdict is the same.
     """
+    if not slices:  # of small batches nearly all bring nothing
+        return
     table = state.table
     table.survey_all(rows)
     cases = _cases(state, slices, rows)

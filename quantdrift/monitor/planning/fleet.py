@@ -27,6 +27,7 @@ _CONDENSE_AFTER_DAYS: Final = 3
 _KEPT_TALLIES: Final = 1 / 18
 """Share of the tallies that stays: one of every three minutes."""
 _SIGNALS: Final = 4
+_ROUNDS: Final = 20
 _EASY: Final = 0.7
 """Share of a core that a process may fill: bursts and the work of housekeeping need the rest."""
 _FOLD_LESS: Final = (
@@ -41,11 +42,11 @@ class Costs(Section, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    worker_us, nats_us, postgres_us
-        Of a small exchange of live traffic, without the reference: of the worker and all its threads, of NATS for all who use it, and
-        of Postgres for worker and monitor.
-    leader_exchange_us, leader_batch_us
-        Of the leading monitor: for an exchange, and for a batch of them.
+    worker_us, nats_us, postgres_us, leader_us
+        Of a small exchange of live traffic, without the reference: of the worker and all its threads, of NATS for all who use it, of
+        Postgres for worker and monitors, and of the monitors that fold.
+    worker_batch_us, nats_batch_us, postgres_batch_us, leader_batch_us
+        Of each batch that a worker stores, whatever it has.
     comparison_bytes, condensed_bytes, tally_bytes, sum_bytes, detector_bytes
         Rows with their indexes: a comparison, and one in a block, of a day that is condensed or with `storage.write_blocks`; the counts of a sidecar and header stratum for ten seconds; the sums of a slice for an
         hour; a signal of a slice.
@@ -57,11 +58,14 @@ class Costs(Section, frozen=True, kw_only=True):
         Memory of a monitor, and for each slice of each version of the last 30 days.
     """
 
-    worker_us: _Positive = 270.0
-    nats_us: _Positive = 210.0
-    postgres_us: _Positive = 520.0
-    leader_exchange_us: _Positive = 630.0
-    leader_batch_us: _Number = 400.0
+    worker_us: _Positive = 470.0
+    nats_us: _Positive = 380.0
+    postgres_us: _Positive = 660.0
+    leader_us: _Positive = 640.0
+    worker_batch_us: _Number = 6_800.0
+    nats_batch_us: _Number = 1_900.0
+    postgres_batch_us: _Number = 800.0
+    leader_batch_us: _Number = 1_100.0
     comparison_bytes: _Positive = 1_000.0
     condensed_bytes: _Positive = 200.0
     tally_bytes: _Positive = 960.0
@@ -157,6 +161,8 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
         Exchanges that a worker stores in one transaction, in the mean.
     workers
         Shadow workers of one core each.
+    worker_us
+        What an exchange takes of them, without the reference.
     leader_cores
         Of the monitors that fold, together.
     leaders
@@ -173,6 +179,7 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
     exchanges_per_s: float
     batch: float
     workers: int
+    worker_us: float
     leader_cores: float
     leaders: int
     monitor_bytes: float
@@ -201,12 +208,8 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         The memory limit of one sidecar.
     """
     per_s = fleet.pods * fleet.requests_per_s * fleet.sampled
-    replay_us = costs.worker_us + 1e3 * fleet.reference_ms
-    workers = max(1, math.ceil(per_s * replay_us / 1e6 / _EASY))
-    batch = min(
-        float(config.shadow.batch_items),
-        max(1.0, per_s / workers / fleet.models * config.shadow.batch_delay_s),
-    )
+    workers, batch = _workers(fleet, config, costs)
+    worker_us = costs.worker_us + costs.worker_batch_us / batch
     n_slices = fleet.models * fleet.slices
     # A batch of fewer is stored in rows, whatever the option says.
     comparison_bytes = (
@@ -238,23 +241,24 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
     # Of each batch, the transaction of its worker and that of the leader; of each ten seconds, one of each sidecar. Pages
     # are written twice, to the log and to the table.
     iops = 2 * per_s / batch + fleet.pods / 10 + 2 * (sum(a_day.values()) + tallies) / _DAY_S / _PAGE_BYTES
-    leader_cores = per_s * (costs.leader_exchange_us + costs.leader_batch_us / batch) / 1e6
+    leader_cores = per_s * (costs.leader_us + costs.leader_batch_us / batch) / 1e6
     size = FleetSize(
         exchanges_per_s=per_s,
         batch=batch,
         workers=workers,
+        worker_us=worker_us,
         leader_cores=leader_cores,
         leaders=min(fleet.models, max(1, math.ceil(leader_cores / _EASY))),
         # Where models are folded in shards, the largest has some model more than the mean.
         monitor_bytes=costs.monitor_bytes
         + math.ceil(fleet.models / config.monitor.shards) * fleet.slices * fleet.versions * costs.slice_bytes,
-        nats_cores=per_s * costs.nats_us / 1e6,
+        nats_cores=per_s * (costs.nats_us + costs.nats_batch_us / batch) / 1e6,
         nats_bytes=per_s
         * 3600
         * fleet.outage_hours
         * (fleet.tensor_bytes + costs.message_bytes)
         * config.stream.replicas,
-        postgres_cores=per_s * costs.postgres_us / 1e6,
+        postgres_cores=per_s * (costs.postgres_us + costs.postgres_batch_us / batch) / 1e6,
         postgres_bytes_per_day=a_day,
         postgres_bytes=kept_bytes(storage.condense_after_days) + others,
         condensed_bytes=kept_bytes(storage.condense_after_days or _CONDENSE_AFTER_DAYS) + others,
@@ -271,6 +275,22 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
     )
     bounds = sorted(_bounds(fleet, config, size), key=lambda bound: -bound.ratio)
     return msgspec.structs.replace(size, bounds=bounds, month=_month(fleet, size))
+
+
+def _workers(fleet: Fleet, config: Config, costs: Costs) -> tuple[int, float]:
+    """Return how many workers it takes, and the exchanges of a batch: more workers make batches smaller, and these cost more."""
+    per_s = fleet.pods * fleet.requests_per_s * fleet.sampled
+    workers, batch = 1, 1.0
+    for _ in range(_ROUNDS):
+        # A model is read once in each delay; where nothing has come there is no batch.
+        mean = per_s / workers / fleet.models * config.shadow.batch_delay_s
+        batch = min(float(config.shadow.batch_items), mean / -math.expm1(-mean))
+        us = costs.worker_us + costs.worker_batch_us / batch + 1e3 * fleet.reference_ms
+        needed = max(1, math.ceil(per_s * us / 1e6 / _EASY))
+        if needed <= workers:
+            break
+        workers = needed
+    return workers, batch
 
 
 def _bounds(fleet: Fleet, config: Config, size: FleetSize) -> Iterator[Bound]:
