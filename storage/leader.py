@@ -238,8 +238,15 @@ class Leadership:
             try:
                 async with translated(), self._one_statement, asyncio.timeout(_TIMEOUT_S):
                     await self._connection.execute("select 1")
-            except (RetryError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            except RetryError as error:
                 _LOG.warning("the lead is lost: %s", error)
+                break
+            except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+                _LOG.warning(
+                    "the lead is lost: Postgres has ended its connection, as it does where this process stands still for %g s (%s)",
+                    self._lease_s,
+                    error,
+                )
                 break
         await self.release()
 
