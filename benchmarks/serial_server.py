@@ -30,8 +30,8 @@ class SerialServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def takes(self, headers: Message) -> bool:
-        """Return whether a request with these headers is served."""
-        return bool(headers)
+        """Return whether a request with these headers is served: each is."""
+        return True
 
     def serve(self) -> int:
         """Wait for the turn of a request, serve it, and return the status of the answer."""

@@ -10,8 +10,7 @@ random tokens, too, as if drawn at temperature 0.7. In turn, round after round:
 - **scored**: the shipped reference at the defaults, which adds likelihood, rank, the 20 likeliest tokens and unlikely tokens, and shares
   no beginnings, since no text begins like another.
 
-`scored_over_bare_NAME` is the median over the rounds of the ratio of tokens per second, prompts included. `conversation_NAME` is what
-five turns of a conversation cost as a multiple of the last turn alone; each turn has a prompt and an answer of that length.
+`scored_over_bare_NAME` is the median over the rounds of the ratio of tokens per second, prompts included.
 """
 
 import argparse
@@ -39,7 +38,6 @@ from quantdrift.models.runtimes.registry import RuntimeRequest, open_reference
 
 _PROMPT: Final = 256
 _ANSWER: Final = 256
-_TURNS: Final = 5
 _BATCHES: Final = (1, 4, 16, 64)
 _TEMPERATURE: Final = 0.7
 Figures = dict[str, float | int | str | None]
@@ -127,27 +125,12 @@ def bare(model: Any, tokens: torch.Tensor, n_answer: int, n_together: int) -> No
             model(input_ids=tokens[begin : begin + n_together], use_cache=False, logits_to_keep=n_answer + 1)
 
 
-def conversation(reference: ReferenceRuntime, rng: np.random.Generator, vocabulary: int) -> float:
-    """Return what the turns of a conversation cost one after the other, as a multiple of the last one alone."""
-
-    def turns() -> list[ScoringRequest]:
-        said = rng.integers(2, vocabulary, (1, _TURNS * (_PROMPT + _ANSWER)))
-        ends = range(_PROMPT + _ANSWER, said.shape[1] + 1, _PROMPT + _ANSWER)
-        return [requests_of(said[:, :end], _ANSWER, None)[0] for end in ends]
-
-    scored_s(reference, turns()[-1:])
-    last_s = statistics.median(scored_s(reference, turns()[-1:]) for _ in range(3))
-    all_s = statistics.median(sum(scored_s(reference, [turn]) for turn in turns()) for _ in range(3))
-    return all_s / last_s
-
-
 def measured(name: str, provider: Provider, n_texts: int, rounds: int, directory: Path) -> Figures:
     """Return the figures of one shape."""
     shape, on_card = SHAPES[name], provider is Provider.CUDA
     device = torch.device("cuda" if on_card else "cpu")
     folder = saved(shape, directory / "tokenizer", directory / name, device)
-    rng = np.random.default_rng(3)
-    tokens = rng.integers(2, shape.vocabulary, (n_texts, _PROMPT + _ANSWER))
+    tokens = np.random.default_rng(3).integers(2, shape.vocabulary, (n_texts, _PROMPT + _ANSWER))
     requests = requests_of(tokens, _ANSWER, _TEMPERATURE)
     found: Figures = {}
     if on_card:
@@ -168,7 +151,6 @@ def measured(name: str, provider: Provider, n_texts: int, rounds: int, directory
     found[f"ms_per_answer_{name}"] = 1e3 * statistics.median(second for _, second in times) / n_texts
     if on_card:
         found[f"peak_gib_{name}"] = torch.cuda.max_memory_allocated() / 2**30
-    found[f"conversation_{name}"] = conversation(reference, rng, shape.vocabulary)
     reference.close()
     for figure, value in found.items():
         print(f"{figure:40} {value:,.2f}", flush=True)

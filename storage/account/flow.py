@@ -14,7 +14,6 @@ from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import Serving
 from quantdrift.storage.account.account import Account, accounts
 from quantdrift.storage.fold_rows import ShardState
-from quantdrift.storage.leader import LEASE_S
 from quantdrift.storage.newest_rows import newest
 from quantdrift.storage.pauses import local_pauses
 from quantdrift.storage.serving import servings
@@ -224,14 +223,14 @@ _CONTRADICTIONS: Final = text("""
             ))
     ) group by 1
 """)
-# A standby does not have the locks of the primary: there a monitor leads that said so shortly before the standby's last change.
+# A standby does not have the locks of the primary: there a monitor leads that folded shortly before the standby's last change.
 _LED: Final = text("""
     select exists (
         select from pg_locks where relation = to_regclass('leader_lock') and granted
             and mode in ('ShareUpdateExclusiveLock', 'ExclusiveLock')
             and database = (select oid from pg_database where datname = current_database())
     ) or pg_is_in_recovery() and exists (
-        select from monitor_process where seen_at > pg_last_xact_replay_timestamp() - cast(:lease as interval)
+        select from fold where folded_at > pg_last_xact_replay_timestamp() - interval '1 minute'
     )
 """)
 RATE_TIME: Final = timedelta(minutes=2)
@@ -478,7 +477,7 @@ async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float
         )
     fold = next(iter(await _rows(connection, _FOLD)), None)
     (outbox,) = await _rows(connection, _OUTBOX)
-    is_led = bool(await connection.scalar(_LED, {"lease": timedelta(seconds=LEASE_S)}))
+    is_led = bool(await connection.scalar(_LED))
     serving: dict[str, dict[str, Serving]] = {}
     for (model, version), beside in (await servings(connection, max_share)).items():
         serving.setdefault(model, {})[version] = beside
