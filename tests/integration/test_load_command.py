@@ -317,7 +317,9 @@ def test_live_traffic_is_recorded_and_sent(directory: Path, served: _Server, str
 
 def test_a_grpc_server_gets_the_tensors_of_http_requests(directory: Path) -> None:
     """Recorded requests of the Open Inference Protocol go over gRPC; a request of another protocol is left out, and a status of gRPC is told by its name."""
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}
+    body: dict[str, Any] = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]
+    }
     line = {"path": "/v2/models/digits/infer", "body": body, "headers": {"x-scanner": "a"}}
     (directory / "requests.jsonl").write_text(
         f"{json.dumps(line)}\n{json.dumps({'path': '/predict', 'body': 1})}\n", encoding="utf-8"

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from quantdrift.core.config.address import ServerUrl
+from quantdrift.core.errors import OperatorError
 from quantdrift.core.tls import Tls
 from quantdrift.release.load_test.drive import HttpRequest
 
@@ -149,7 +150,12 @@ class GrpcWire:
         self._channels: list[grpc.aio.Channel] = []
 
     async def __aenter__(self) -> Self:
-        import grpc  # noqa: PLC0415 - only here
+        try:
+            import grpc  # noqa: PLC0415 - of another extra
+        except ModuleNotFoundError as error:
+            raise OperatorError(
+                "an address of gRPC needs grpcio: pip install 'quantdrift[ext-proc]'"
+            ) from error
 
         options = (
             ("grpc.max_receive_message_length", _MOST_ANSWER),
