@@ -60,7 +60,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return fleet_size(self.fleet, config, memory_bytes(config), costs)
 
     def __str__(self) -> str:
-        return f"{self.fleet.models} models of {self.fleet.slices:,} slices, {self.per_s:g}/s"
+        return f"{self.fleet.models} models of {self.fleet.slices:,} slices, {self.per_s:g}/s in {self.batch_delay_s:g} s"
 
 
 def _case(pods: int, models: int, slices: int, batch_delay_s: float = 0.5) -> Case:
@@ -165,7 +165,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
             ),
             Checked(name="batch", unit="exchanges", planned=size.batch, measured=self.batch),
             Checked(
-                name="slices", unit="an exchange", planned=size.slices_per_exchange, measured=self.slices
+                name="slices", unit="an exchange", planned=size.touched_per_exchange, measured=self.slices
             ),
         ]
 
@@ -217,14 +217,14 @@ def plan_said(lives: Sequence[Live]) -> str:
     lines = []
     for title, costs in (("with the costs of the code", COSTS), ("with the costs that fit best", found)):
         lines += ["", f"Measured (planned {title}), us an exchange; * is more than {WITHIN:.0%} off"]
-        lines.append(f"{'':<36}" + "".join(f"{name:>18}" for name in (*_NAMES.values(), "batch", "slices")))
+        lines.append(f"{'':<46}" + "".join(f"{name:>18}" for name in (*_NAMES.values(), "batch", "slices")))
         lines += [
-            f"{live.case!s:<36}" + "".join(f"{_cell(each):>18}" for each in live.checked(costs))
+            f"{live.case!s:<46}" + "".join(f"{_cell(each):>18}" for each in live.checked(costs))
             for live in lives
         ]
     lines += ["", "Measured (by these costs, with the batches and slices that there were), us an exchange"]
     lines += [
-        f"{live.case!s:<36}" + "".join(f"{_cell(live.fits(part, found)):>18}" for part in PARTS)
+        f"{live.case!s:<46}" + "".join(f"{_cell(live.fits(part, found)):>18}" for part in PARTS)
         for live in lives
     ]
     rows = [(f"{part}_{kind}", part, kind) for kind in _ROWS for part in PARTS if kind in _KINDS[part]]
@@ -250,7 +250,7 @@ def _cell(each: Checked) -> str:
     return f"{each.measured:.2f} ({each.planned:.2f}){far}"
 
 
-def worst_ratio(lives: Sequence[Live], costs: Costs = COSTS) -> float:
+def worst_ratio(lives: Sequence[Live]) -> float:
     """Return the processor time that is furthest from the plan, over what is planned."""
-    ratios = [each.ratio for live in lives for each in live.checked(costs) if each.name in PARTS]
+    ratios = [each.ratio for live in lives for each in live.checked(COSTS) if each.name in PARTS]
     return max(ratios, key=lambda ratio: abs(math.log(ratio)))

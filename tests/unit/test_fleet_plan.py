@@ -169,9 +169,9 @@ def test_many_slices_at_little_traffic_cost_more_each() -> None:
     little = _size(msgspec.structs.replace(FLEET, pods=50))
     more = _size(FLEET)
     one = _size(msgspec.structs.replace(FLEET, pods=50, models=1))
-    assert little.slices_per_exchange > 6
-    assert more.slices_per_exchange < 0.7 * little.slices_per_exchange
-    assert one.slices_per_exchange < 2
+    assert little.touched_per_exchange > 6
+    assert more.touched_per_exchange < 0.7 * little.touched_per_exchange
+    assert one.touched_per_exchange < 2
     for size in (more, one):
         of_little = little.leader_cores / little.exchanges_per_s
         assert size.leader_cores / size.exchanges_per_s < of_little
@@ -197,12 +197,21 @@ def test_costs_are_found_in_what_fleets_took() -> None:
     )
 
 
+def test_an_axis_bends_where_it_costs_twice_the_least() -> None:
+    """On either side of its cheapest point, on a line of logarithms; an axis that never does has no bend."""
+    from benchmarks.plots import bend  # noqa: PLC0415 - matplotlib takes a second
+
+    assert bend([1, 4, 16, 64], [800.0, 400.0, 100.0, 100.0]) == pytest.approx(8.0)
+    assert bend([10, 1_000, 100_000], [100.0, 100.0, 400.0]) == pytest.approx(10_000.0)
+    assert bend([1, 2], [100.0, 150.0]) is None
+
+
 def _live(case: Case, size: FleetSize) -> Live:
     return Live(
         case=case,
         stored_per_s=case.per_s,
         batch=size.batch,
-        slices=size.slices_per_exchange,
+        slices=size.touched_per_exchange,
         us=dict.fromkeys(PARTS, 1.0),
         comparison_bytes=1_000.0,
         n_waiting=0,

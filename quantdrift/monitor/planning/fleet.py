@@ -181,7 +181,7 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
         Shadow workers of one core each.
     worker_us
         What an exchange takes of them, without the reference.
-    turn_s, slices_per_exchange
+    turn_s, touched_per_exchange
         Time from one turn of a model's fold to the next, and slices that it touches, for each of its exchanges.
     leader_cores
         Of the monitors that fold, together.
@@ -201,7 +201,7 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     worker_us: float
     turn_s: float
-    slices_per_exchange: float
+    touched_per_exchange: float
     leader_cores: float
     leaders: int
     monitor_bytes: float
@@ -272,7 +272,7 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         workers=workers,
         worker_us=worker_us,
         turn_s=turn_s,
-        slices_per_exchange=touched,
+        touched_per_exchange=touched,
         leader_cores=leader_cores,
         leaders=leaders,
         # Where models are folded in shards, the largest has some model more than the mean.
@@ -316,11 +316,16 @@ def _workers(fleet: Fleet, config: Config, costs: Costs) -> tuple[int, float]:
         mean = per_s / workers / fleet.models * config.shadow.batch_delay_s
         batch = min(float(config.shadow.batch_items), mean / -math.expm1(-mean))
         us = costs.worker_us + costs.worker_batch_us / batch + 1e3 * fleet.reference_ms
-        needed = max(1, math.ceil(per_s * us / (1e6 * _EASY - costs.worker_second_us)))
+        needed = max(1, math.ceil(per_s * us / 1e6 / _room(costs.worker_second_us)))
         if needed <= workers:
             break
         workers = needed
     return workers, batch
+
+
+def _room(second_us: float) -> float:
+    """Return the share of a core that a process may fill, without what each second takes; never nothing."""
+    return max(_EASY - second_us / 1e6, _EASY / 10)
 
 
 def slices_touched(exchanges: float, fleet: Fleet) -> float:
@@ -353,7 +358,7 @@ def _leaders(
         at_once = max(leaders, config.monitor.shards)
         turn_s, touched = _turn(fleet, costs, least_s, per_s / at_once, batch)
         cores = per_s * _leader_us(costs, batch, touched) / 1e6
-        needed = min(fleet.models, max(1, math.ceil(cores / (_EASY - costs.leader_second_us / 1e6))))
+        needed = min(fleet.models, max(1, math.ceil(cores / _room(costs.leader_second_us))))
         if needed <= leaders:
             break
         leaders = needed
