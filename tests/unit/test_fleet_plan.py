@@ -199,7 +199,7 @@ def test_costs_are_found_in_what_fleets_took() -> None:
 
 def test_an_axis_bends_where_it_costs_twice_the_least() -> None:
     """On either side of its cheapest point, on a line of logarithms; an axis that never does has no bend."""
-    from benchmarks.plots import bend  # noqa: PLC0415 - matplotlib takes a second
+    from benchmarks.plots import bend
 
     assert bend([1, 4, 16, 64], [800.0, 400.0, 100.0, 100.0]) == pytest.approx(8.0)
     assert bend([10, 1_000, 100_000], [100.0, 100.0, 400.0]) == pytest.approx(10_000.0)
