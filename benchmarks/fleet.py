@@ -1,6 +1,6 @@
 """What an exchange costs a whole fleet, behind its sidecars: processor time of workers, monitors, NATS and Postgres, and where that bends.
 
-    python -m benchmarks.fleet [--quick] [--axes NAME ...] [--only costs|plan] [--json] [--out DIRECTORY]
+    python -m benchmarks.fleet [--quick] [--axes NAME ...] [--only costs|plan|knee] [--rounds N] [--out DIRECTORY]
 
 Real workers, real monitors, a real NATS and a real Postgres (with `fsync`) on this machine; of the sidecars there are only the records that
 they send: one process makes exchanges, encrypted and numbered, and the counts of as many pods as wanted. Every exchange has one item, an image
@@ -8,17 +8,26 @@ of 8 x 8 of which the reference costs next to nothing, and lies in `all` and in 
 
 **Costs**, one axis at a time from a base of 1,000 slices, 4 models, one worker, one monitor and batches of 64. Workers work off a backlog while no
 monitor runs; then monitors fold what was stored while no worker runs. Processor time is counted in the middle of each, in `/proc`, so that Postgres'
-share is told for workers and monitors apart, and nothing depends on how fast the machine's other work lets it go, but for caches.
+share is told for workers and monitors apart, and nothing depends on how fast the machine's other work lets it go, but for caches. The plot marks
+where an axis bends: where an exchange costs twice what it costs at the cheapest point of that axis.
 
-**Plan**: 50 pods of 200 requests a second at 1 %, with 20 models of 200 slices and with one, live, beside what `quantdrift plan --fleet` calculates
-for them: as many workers and monitors as it says. More pods are more workers with batches as large, which two cores cannot run.
+**Plan**: small fleets, live, with batches of one to fifty and 200 to 4,000 slices, beside what `quantdrift plan --fleet` calculates for them. Then it prints
+the costs that fit best to what was measured, how far they are off in each fleet, and both as they are to be entered: the lines of `Costs` in
+`quantdrift/monitor/planning/fleet.py`, and the rows of the table "What a fleet costs" in docs/explanation/performance.md. What depends on them
+is compared by `tests/unit/test_fleet_plan.py`. More pods are more workers with batches as large, which two cores cannot run.
+
+**Knee**: as `python -m benchmarks.knee`, against a server whose knee theory knows.
 
 `leader_exchanges_per_s` is what one core could fold at the base if it did all of that, Postgres included, and nothing else;
-`leader_small_batch_ratio` how much more an exchange costs it in batches of three.
+`leader_small_batch_ratio` how much more an exchange costs it in batches of three; `knee_error` how far the knee that `quantdrift load` finds is from the
+one of theory; `plan_worst_ratio` the cost that is furthest from what the plan says, over it or under it. The last line has them as JSON, and
+`DIRECTORY/fleet.json` has every point.
 """
 
 import argparse
 import asyncio
+import math
+import os
 import sys
 import tempfile
 import time
@@ -32,18 +41,29 @@ import msgspec
 import numpy as np
 import torch
 
+from benchmarks import knee
+from benchmarks.fleet_plan import (
+    CASES,
+    PARTS,
+    QUICK_CASES,
+    WITHIN,
+    Case,
+    Live,
+    median,
+    plan_said,
+    run_said,
+    worst_ratio,
+)
 from benchmarks.leader import SLICES_OF_EXCHANGE, WAITING, monitors, until_left, until_shared
 from benchmarks.plots import Stack, stacked
 from benchmarks.replays import Servers, Traffic, config_of, cpu_s, running, servers_in
 from benchmarks.replays import until_left as until_acknowledged
-from benchmarks.result import Goal, finish, machine
+from benchmarks.result import Figures, Goal, finish, machine
 from benchmarks.worker import TINY, turn
-from quantdrift.cli.config_summary import memory_bytes
 from quantdrift.core.config.schema import Config, Monitor, Provider, Slice
 from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
-from quantdrift.monitor.planning.fleet import COSTS, Fleet, FleetSize, fleet_size
 
 _T = TypeVar("_T")
 _ITEMS: Final = 256  # different ones
@@ -57,23 +77,20 @@ _QUIET_S: Final = 2.0
 _QUIET_SHARE: Final = 0.15  # of a core
 _QUIET_WITHIN_S: Final = 30.0
 _LONGEST_S: Final = 600.0
-_KEPT_UP_S: Final = 120.0
+_KEPT_UP_S: Final = 60.0
+_WAITING_S: Final = 3.0
+_ALL_SEEN: Final = 3.0  # of the values of a header 5 % at most are not drawn
 _END: Final = 0.05
 _SMALL: Final = 3
 _GOAL_PER_S: Final = 8_000.0
 _GOAL_RATIO: Final = 2.0
-_FLEETS: Final = (
-    Fleet(pods=50, requests_per_s=200.0, sampled=0.01, models=20, slices=200),
-    Fleet(pods=50, requests_per_s=200.0, sampled=0.01, models=1, slices=200),
-)
-"""Small batches and large ones. A tenth of a fleet of 500 pods, which two cores can run; its workers have batches as large."""
-_WITHIN: Final = 0.25
-"""What is planned may differ from what is measured by as much."""
 _OF_POSTGRES: Final = """
     select (select coalesce(sum(n_rows), 0)::bigint from batch where kind = 'comparison') as n,
         (select count(*) from batch where kind = 'comparison' and n_rows > 0) as n_batches,
+        (select n_tup_ins + n_tup_upd from pg_stat_user_tables where relname = 'rollup_day') as n_slices,
         (select sum(pg_total_relation_size(inhrelid))::bigint from pg_inherits where inhparent = 'comparison'::regclass) as n_bytes
 """
+"""A slice that a turn touches has one row of `rollup_day` written."""
 _SHOW: Final = "update batch set fold_seq = null"
 _BACKLOG: Final = "select sum(n_rows)::bigint as n, count(*) as n_batches from batch"
 # Batches of a backlog were stored as live traffic is, one after another. A number below the first hides them until they are to be folded.
@@ -164,38 +181,6 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of the plan beside the one that was measured."""
-
-    name: str
-    unit: str
-    planned: float
-    measured: float
-
-    @property
-    def ratio(self) -> float:
-        """What was measured over what was planned."""
-        return self.measured / self.planned
-
-
-class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet that was run, beside its plan.
-
-    Parameters
-    ----------
-    wanted_per_s, stored_per_s
-        Exchanges a second that the pods should send, and that were stored.
-    n_waiting
-        Batches that waited to be folded at the end.
-    """
-
-    fleet: Fleet
-    wanted_per_s: float
-    stored_per_s: float
-    n_waiting: int
-    checked: list[Checked]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and draw; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -211,50 +196,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=list(AXES),
         help="what is varied; none: the base alone",
     )
-    parser.add_argument("--only", choices=["costs", "plan"], help="one of the two parts")
+    parser.add_argument("--only", choices=["costs", "plan", "knee"], help="one of the three parts")
     parser.add_argument(
-        "--json", action="store_true", help="print all points as JSON, and progress to standard error"
+        "--rounds",
+        type=int,
+        default=1,
+        help="how often each fleet of the plan is run, in turn; the median counts",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("out/benchmarks"), help="where the plot and the JSON go"
     )
     given = parser.parse_args(arguments)
-    say = partial(print, file=sys.stderr if given.json else sys.stdout, flush=True)
+    say = partial(print, flush=True)
+    wanted = (given.only,) if given.only else ("costs", "plan", "knee")
     axes = {name: values for name, values in (_QUICK if given.quick else AXES).items() if name in given.axes}
-    points = list(
-        dict.fromkeys([BASE, *(_at(name, value) for name, values in axes.items() for value in values)])
-    )
-    if given.only == "plan":
-        axes, points = {}, []
     found: dict[Point, Found] = {}
-    for number, point in enumerate(points, start=1):
-        began = time.monotonic()
-        found[point] = _in_servers(partial(_measure, point, 12_000 if given.quick else 24_000))
-        say(f"[{number}/{len(points)}, {time.monotonic() - began:.0f} s] {_said(found[point])}")
-    lives: list[Live] = []
-    for fleet in () if given.only == "costs" else _FLEETS:
-        lives.append(_in_servers(partial(_run_live, fleet, 15.0 if given.quick else 40.0)))
-        say(_table(lives[-1]))
-    given.out.mkdir(parents=True, exist_ok=True)
-    panels = [
-        Stack(label=_LABELS[name], values=values, parts=[found[_at(name, value)].parts for value in values])
-        for name, values in axes.items()
-        if len(values) > 1
-    ]
-    if panels:
-        for path in stacked(
-            f"Processor time of one exchange: {BASE}, but for one axis", panels, given.out, "fleet"
-        ):
+    if "costs" in wanted:
+        points = dict.fromkeys(
+            [BASE, *(_at(name, value) for name, values in axes.items() for value in values)]
+        )
+        for number, point in enumerate(points, start=1):
+            began = time.monotonic()
+            found[point] = _in_servers(partial(_measure, point, 12_000 if given.quick else 24_000))
+            say(
+                f"[{number}/{len(points)}, {time.monotonic() - began:.0f} s, load {_load():.1f}] {_said(found[point])}"
+            )
+        panels = [
+            Stack(
+                label=_LABELS[name], values=values, parts=[found[_at(name, value)].parts for value in values]
+            )
+            for name, values in axes.items()
+        ]
+        for path in stacked(_TITLE.format(BASE), panels, _made_folder(given.out), "fleet") if panels else ():
             say(f"wrote {path}")
-    report = {"machine": machine(), "points": list(found.values()), "live": lives}
-    (given.out / "fleet.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    if given.json:
-        print(msgspec.json.encode(report).decode())
-        return 0
-    finish("fleet", *_figures(found, lives))
+    lives: list[Live] = []
+    if "plan" in wanted:
+        cases = QUICK_CASES if given.quick else CASES
+        runs: list[list[Live]] = [[] for _ in cases]
+        for _ in range(given.rounds):
+            for case, of_case in zip(cases, runs, strict=True):
+                of_case.append(_in_servers(partial(_run_live, case, 15.0 if given.quick else 30.0)))
+                say(run_said(of_case[-1]))
+        lives = [median(of_case) for of_case in runs]
+        say(plan_said(lives))
+    figures, goals = _figures(found, lives)
+    if "knee" in wanted:
+        knee_figures, knee_goals = knee.measured(is_quick=given.quick)
+        figures |= knee_figures or {"knee_error": None}  # the client kept its schedule at no load
+        goals += knee_goals
+    report = {"machine": machine(), "figures": figures, "points": list(found.values()), "live": lives}
+    (_made_folder(given.out) / "fleet.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    finish("fleet", figures, goals)
     return 0
 
 
+_TITLE: Final = "Processor time of one exchange at {}, but for one axis"
 _LABELS: Final = {
     "batch": "most exchanges in a batch",
     "slices": "slices of all models",
@@ -268,10 +264,8 @@ def _at(axis: str, value: int) -> Point:
     return msgspec.structs.replace(BASE, **{axis: value})
 
 
-def _figures(
-    found: dict[Point, Found], lives: Sequence[Live]
-) -> tuple[dict[str, float | int | str | None], list[Goal]]:
-    figures: dict[str, float | int | str | None] = {}
+def _figures(found: dict[Point, Found], lives: Sequence[Live]) -> tuple[Figures, list[Goal]]:
+    figures: Figures = {}
     goals: list[Goal] = []
     if BASE in found:
         per_s = figures["leader_exchanges_per_s"] = found[BASE].folded_per_s
@@ -281,29 +275,25 @@ def _figures(
     if (small := found.get(_at("batch", _SMALL))) is not None:
         ratio = figures["leader_small_batch_ratio"] = found[BASE].folded_per_s / small.folded_per_s
         goals.append(Goal(name="leader_small_batch_ratio", value=ratio, bound=_GOAL_RATIO, unit="ratio"))
-    for live in lives:
-        figures |= {f"planned_{each.name}_ratio_{live.fleet.models}": each.ratio for each in live.checked}
+    if lives:
+        worst = figures["plan_worst_ratio"] = worst_ratio(lives)
+        far = max(worst, 1 / worst)
+        goals.append(Goal(name="plan_worst_ratio", value=far, bound=1 + WITHIN, unit="ratio"))
     return figures, goals
+
+
+def _made_folder(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _load() -> float:
+    return os.getloadavg()[0]
 
 
 def _said(found: Found) -> str:
     parts = ", ".join(f"{name} {value:.0f}" for name, value in found.parts.items())
     return f"{found.point}: us an exchange: {parts}; {found.folded_per_s:,.0f} folded/s and core, batches had {found.batch:.1f}"
-
-
-def _table(live: Live) -> str:
-    fleet = live.fleet
-    lines = [
-        f"live: {fleet.pods} pods of {fleet.requests_per_s:g} requests/s at {fleet.sampled:.0%}, {fleet.models} models of {fleet.slices} slices",
-        f"{live.stored_per_s:,.0f} exchanges/s were stored of {live.wanted_per_s:,.0f}; {live.n_waiting} batches wait for the fold at the end",
-        f"{'':<34}{'planned':>10}{'measured':>10}{'ratio':>8}",
-    ]
-    for each in live.checked:
-        far = "  *" if not 1 / (1 + _WITHIN) <= each.ratio <= 1 + _WITHIN else ""
-        lines.append(
-            f"{f'{each.name}, {each.unit}':<34}{each.planned:>10,.1f}{each.measured:>10,.1f}{each.ratio:>8.2f}{far}"
-        )
-    return "\n".join([*lines, f"* more than {_WITHIN:.0%} off"])
 
 
 def _in_servers(measure: Callable[[Servers, Path], Coroutine[Any, Any, _T]]) -> _T:
@@ -424,21 +414,23 @@ async def _measure(point: Point, n_most: int, servers: Servers, folder: Path) ->
     )
 
 
-async def _run_live(fleet: Fleet, seconds: float, servers: Servers, folder: Path) -> Live:
-    """Run a fleet with as many workers and monitors as are planned for it."""
-    plain = Config()
-    size = fleet_size(fleet, plain, memory_bytes(plain))
-    monitor = Monitor(admin="127.0.0.1:0", shards=size.leaders)
-    made = _made(servers, folder, fleet.models, fleet.slices, monitor)
+async def _run_live(case: Case, seconds: float, servers: Servers, folder: Path) -> Live:
+    """Run a fleet with one worker and one monitor, and return what each part took."""
+    fleet = case.fleet
+    monitor = Monitor(admin="127.0.0.1:0")
+    made = _made(servers, folder, fleet.models, fleet.slices, monitor, batch_delay_s=case.batch_delay_s)
     async with (
-        running(made.config, servers, size.workers) as worker,
+        running(made.config, servers) as worker,
         monitors(made.config, servers) as (processes, watch),
     ):
         queue = await Queue.connect(made.config.stream, client_name="benchmark")
         try:
             traffic = made.traffic(queue, fleet.pods, fleet.sampled)
-            await until_shared(watch, size.leaders)
-            sending = asyncio.create_task(traffic.steady(size.exchanges_per_s, _LONGEST_S))
+            await until_shared(watch, 1)
+            # Each slice is seen before what counts begins: a new one costs more than all else.
+            n_values = math.ceil((fleet.slices - 1) / (SLICES_OF_EXCHANGE - 1))
+            await traffic.publish(fleet.models * math.ceil(n_values * (math.log(n_values) + _ALL_SEEN)))
+            sending = asyncio.create_task(traffic.steady(case.per_s, _LONGEST_S))
 
             async def seen() -> dict[str, float]:
                 parts = worker.cpu_s()
@@ -449,12 +441,12 @@ async def _run_live(fleet: Fleet, seconds: float, servers: Servers, folder: Path
                     "nats": parts["nats"],
                     "postgres": parts["postgres"],
                     "leader": sum(cpu_s(process.pid) for process in processes),
-                    **{name: float(row[name] or 0) for name in ("n", "n_batches", "n_bytes")},
+                    **{name: float(value or 0) for name, value in row.items()},
                 }
 
-            # First slices, versions and the counts of pods begin, and everything is loaded.
+            # Versions and the counts of pods begin, and everything is loaded.
             await asyncio.sleep(seconds)
-            await _until_kept_up(queue, size.exchanges_per_s * Config().shadow.batch_delay_s * 4)
+            await _until_kept_up(queue, case.per_s * max(4 * case.batch_delay_s, _WAITING_S))
             before = await seen()
             await asyncio.sleep(seconds)
             after = await seen()
@@ -466,11 +458,14 @@ async def _run_live(fleet: Fleet, seconds: float, servers: Servers, folder: Path
             await queue.close()
     grown = {name: after[name] - before[name] for name in before}
     return Live(
-        fleet=fleet,
-        wanted_per_s=size.exchanges_per_s,
+        case=case,
         stored_per_s=grown["n"] / grown["at"],
+        batch=grown["n"] / grown["n_batches"],
+        slices=grown["n_slices"] / grown["n"],
+        us={part: 1e6 * grown[part] / grown["n"] for part in PARTS},
+        comparison_bytes=grown["n_bytes"] / grown["n"],
         n_waiting=n_waiting,
-        checked=_checked(grown, size),
+        load=_load(),
     )
 
 
@@ -509,22 +504,6 @@ async def _until_kept_up(queue: Queue, n_most: float) -> None:
         if time.monotonic() - began > _KEPT_UP_S:
             return
         await asyncio.sleep(1.0)
-
-
-def _checked(grown: dict[str, float], size: FleetSize) -> list[Checked]:
-    """Return what was planned beside what was measured, by the growth of each count."""
-    n, per_s = grown["n"], size.exchanges_per_s
-    return [
-        Checked(name=name, unit=unit, planned=planned, measured=measured)
-        for name, unit, planned, measured in (
-            ("worker", "us an exchange", size.worker_us, 1e6 * grown["worker"] / n),
-            ("nats", "us an exchange", 1e6 * size.nats_cores / per_s, 1e6 * grown["nats"] / n),
-            ("postgres", "us an exchange", 1e6 * size.postgres_cores / per_s, 1e6 * grown["postgres"] / n),
-            ("monitors", "us an exchange", 1e6 * size.leader_cores / per_s, 1e6 * grown["leader"] / n),
-            ("batch", "exchanges", size.batch, n / grown["n_batches"]),
-            ("comparison", "bytes", COSTS.comparison_bytes, grown["n_bytes"] / n),
-        )
-    ]
 
 
 if __name__ == "__main__":

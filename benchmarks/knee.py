@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import quantdrift
-from benchmarks.result import Goal, finish
+from benchmarks.result import Figures, Goal, finish
 from quantdrift.core.process.child import ending_with_parent
 
 SERVICE_S: Final = 0.01
@@ -24,7 +24,15 @@ _GOAL: Final = 0.1
 
 def main() -> int:
     """Run the load test, and print the curve, both knees and the goal; return 1 if no knee was found."""
-    is_quick = "--quick" in sys.argv[1:]
+    figures, goals = measured(is_quick="--quick" in sys.argv[1:])
+    if not goals:
+        return 1
+    finish("knee", figures, goals)
+    return 0
+
+
+def measured(*, is_quick: bool) -> tuple[Figures, list[Goal]]:
+    """Run the load test, print the curve and both knees, and return what was found; nothing if no knee was."""
     with (
         serial_server(SERVICE_S) as url,
         tempfile.TemporaryDirectory(prefix="quantdrift-bench-") as directory,
@@ -42,13 +50,13 @@ def main() -> int:
     print(result)
     test = result.load_test
     if test.knee is None or test.knee.per_s is None or test.sustained is None or test.alone is None:
-        return 1
+        return {}, []
     theory, found = _UTILISATION / SERVICE_S, test.knee.per_s
     error = abs(found.value / theory - 1)
     print(
         f"theory: {theory:.4g} requests per second, found: {found.value:.4g} [{found.low:.4g}, {found.high:.4g}]"
     )
-    figures: dict[str, float | int | str | None] = {
+    figures: Figures = {
         "knee_per_s": found.value,
         "knee_low_per_s": found.low,
         "knee_high_per_s": found.high,
@@ -58,8 +66,7 @@ def main() -> int:
         "late_p99_ms": 1000 * max(step.late_p99_s for step in test.steps),
         "steps_not_judged": sum(not step.is_on_schedule for step in test.steps),
     }
-    finish("knee", figures, [Goal(name="knee_error", value=error, bound=_GOAL, unit="ratio")])
-    return 0
+    return {"knee_error": error, **figures}, [Goal(name="knee_error", value=error, bound=_GOAL, unit="ratio")]
 
 
 @contextlib.contextmanager

@@ -87,29 +87,61 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     parts: Sequence[Mapping[str, float]]
 
 
+def bend(values: Sequence[float], totals: Sequence[float]) -> float | None:
+    """Return where an axis costs twice what it costs at its cheapest point, nearest to that and between points on a straight line of logarithms; None: nowhere."""
+    x, y = np.log(values), np.log(np.asarray(totals) / (2 * min(totals)))
+    cheapest = int(np.argmin(y))
+    crossed = [place for place in range(len(y) - 1) if (y[place] > 0) != (y[place + 1] > 0)]
+    if not crossed:
+        return None
+    place = min(crossed, key=lambda place: abs(place + 0.5 - cheapest))
+    share = y[place] / (y[place] - y[place + 1])
+    return float(np.exp(x[place] + share * (x[place + 1] - x[place])))
+
+
 def stacked(title: str, panels: Sequence[Stack], directory: Path, stem: str) -> list[Path]:
-    """Write a PNG and an SVG with an area for each part, one panel for each axis, and return their paths."""
+    """Write a PNG and an SVG with an area for each part and a mark at each bend, one panel for each axis, and return their paths."""
     mpl.rcParams["svg.hashsalt"] = stem
     n_columns = min(3, len(panels))
-    figure = Figure(figsize=(4.2 * n_columns, 3.8 * math.ceil(len(panels) / n_columns)), layout="constrained")
+    n_rows = math.ceil(len(panels) / n_columns)
+    figure = Figure(figsize=(max(4.4 * n_columns, 8.0), 3.8 * n_rows + 0.9), layout="constrained")
     for number, panel in enumerate(panels, start=1):
-        axes = figure.add_subplot(math.ceil(len(panels) / n_columns), n_columns, number)
+        axes = figure.add_subplot(n_rows, n_columns, number)
         names = list(panel.parts[0])
         heights = np.array([[part[name] for part in panel.parts] for name in names])
+        totals = heights.sum(axis=0)
         axes.stackplot(panel.values, heights, labels=names, alpha=0.85)
-        axes.plot(panel.values, heights.sum(axis=0), "o", color="black", markersize=3.5)
+        axes.plot(panel.values, totals, "o", color="black", markersize=3.5)
+        if (at := bend(panel.values, totals.tolist())) is not None:
+            axes.axvline(at, color="black", linestyle="--", linewidth=1.2, label=_BEND)
+            axes.set_title(
+                f"twice the lowest at {at:,.2g}" if at < 10 else f"twice the lowest at {at:,.0f}", fontsize=9
+            )
         axes.set_xscale("log")
         axes.set_xticks(panel.values, [f"{value:,g}" for value in panel.values], rotation=30)
         axes.set_xticks([], minor=True)
         axes.set_xlabel(panel.label)
         axes.set_ylim(bottom=0)
-        axes.set_ylabel("us of processor time an exchange")
+        axes.set_ylabel("processor time, us an exchange")
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.grid(alpha=0.25)
-        if number == 1:
-            handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=8)
-    figure.suptitle(title, fontsize=10)
+    labelled = {
+        label: handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(labelled.values()),
+        list(labelled),
+        loc="outside lower center",
+        ncols=min(len(labelled), 2 * n_columns),
+        fontsize=8,
+    )
+    figure.suptitle(title, fontsize=10, wrap=True)
     return _saved(figure, directory, stem)
+
+
+_BEND = "twice the lowest cost of the axis"
 
 
 def _saved(figure: Figure, directory: Path, stem: str) -> list[Path]:

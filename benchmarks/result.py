@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -37,7 +38,10 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         return self.value <= self.bound if self.at_most else self.value >= self.bound
 
 
-def finish(name: str, figures: dict[str, float | int | str | None], goals: list[Goal]) -> None:
+Figures: TypeAlias = dict[str, float | int | str | None]
+
+
+def finish(name: str, figures: Figures, goals: list[Goal]) -> None:
     """Print goals for people and, last, the line of JSON."""
     for goal in goals:
         sign = "<=" if goal.at_most else ">="

@@ -27,6 +27,7 @@ from quantdrift.release.load_test.load import LoadResult
 from tests.support.certificates import Authority
 from tests.support.commands import invoked
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
+from tests.support.sidecar.grpc_backend import running_grpc
 
 pytestmark = pytest.mark.integration
 
@@ -236,6 +237,23 @@ def test_an_endpoint_that_dies_ends_the_test(directory: Path, served: _Server) -
     assert "has no sustained load: it was stopped before" in judged.stderr
 
 
+def test_a_file_that_cannot_be_written_does_not_cost_the_result(directory: Path, served: _Server) -> None:
+    """The result is printed, and then why the file is missing; here no file may have a byte, as on a full disk."""
+    command = [sys.executable, "-m", "quantdrift", "load", served.url, "--from", "requests.jsonl"]
+    command += ["--allow", served.url, "--step", "0.2", "--most-requests", "250", "--out", "load.json"]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 0; exec "$@"', "-", *command],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Single requests: mean" in done.stdout
+    assert "--out load.json cannot be written: File too large" in done.stderr
+    assert not (directory / "load.json").exists()
+
+
 def test_ctrl_c_ends_it_with_what_was_measured(directory: Path, served: _Server) -> None:
     """Exit code 130, and the file."""
     command = [
@@ -295,6 +313,38 @@ def test_live_traffic_is_recorded_and_sent(directory: Path, served: _Server, str
     again = invoked(*asked, "--from", "live.jsonl", directory=directory)
     of_file = json.loads(again.stdout)["traffic"]
     assert of_file["rate_per_s"] == pytest.approx(test["traffic"]["rate_per_s"], rel=1e-6)
+
+
+def test_a_grpc_server_gets_the_tensors_of_http_requests(directory: Path) -> None:
+    """Recorded requests of the Open Inference Protocol go over gRPC; a request of another protocol is left out, and a status of gRPC is told by its name."""
+    body: dict[str, Any] = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]
+    }
+    line = {"path": "/v2/models/digits/infer", "body": body, "headers": {"x-scanner": "a"}}
+    (directory / "requests.jsonl").write_text(
+        f"{json.dumps(line)}\n{json.dumps({'path': '/predict', 'body': 1})}\n", encoding="utf-8"
+    )
+    with running_grpc() as (_, port):
+        url = f"grpc://127.0.0.1:{port}"
+        assert (
+            "may not be driven"
+            in invoked("load", url, "--from", "requests.jsonl", directory=directory).stderr
+        )
+        assert "must be grpc://HOST:PORT" in _load(directory, f"{url}/predict").stderr
+        done = _load(directory, url, *SHORT, "--sustain-at", "100", "--most-requests", "2000", "--json")
+        body["parameters"] = {"fail": True}
+        (directory / "requests.jsonl").write_text(f"{json.dumps(line)}\n", encoding="utf-8")
+        failed = _load(directory, url)
+    test = json.loads(done.stdout)
+    assert test["traffic"]["n"] == 1
+    assert list(test["traffic"]["unusable"].values()) == [1]
+    assert test["alone"]["n"] == 200
+    assert all(step["error_share"] == 0 for step in test["steps"])
+    assert failed.returncode == 2
+    assert "(POST /inference.GRPCInferenceService/ModelInfer) with INVALID_ARGUMENT" in failed.stderr
+    away = _load(directory, url)
+    assert away.returncode == 1
+    assert "cannot be reached" in away.stderr
 
 
 @contextlib.contextmanager

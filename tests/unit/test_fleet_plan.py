@@ -5,11 +5,21 @@ import tomllib
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
+from benchmarks.fleet_plan import CASES, PARTS, Case, Live, fitted, plan_said
 from quantdrift.cli.config_summary import memory_bytes
 from quantdrift.core.config.schema import GIB, Config, Stream
-from quantdrift.monitor.planning.fleet import COSTS, Costs, Fleet, FleetSize, fleet_size, planned_fleet
+from quantdrift.monitor.planning.fleet import (
+    COSTS,
+    Costs,
+    Fleet,
+    FleetSize,
+    fleet_size,
+    planned_fleet,
+    slices_touched,
+)
 from tests.support.commands import invoked
 
 pytestmark = pytest.mark.unit
@@ -87,7 +97,7 @@ def test_what_is_too_small_comes_first_with_what_to_turn() -> None:
     assert "set monitor.shards = 2, and run 2 monitors of one core each" in planned_fleet(size, FLEET)
     shared = _size(FLEET, Config(monitor=msgspec.structs.replace(Config().monitor, shards=2)))
     assert [bound.name for bound in shared.bounds if bound.ratio > 1] == ["the stream, in an outage"]
-    one_model = _size(msgspec.structs.replace(FLEET, pods=1500, models=1))
+    one_model = _size(msgspec.structs.replace(FLEET, pods=6_000, models=1))
     assert one_model.leaders == 1
     assert "the fold of one model" in {bound.name for bound in one_model.bounds if bound.ratio > 1}
     slower = Config(
@@ -137,3 +147,73 @@ def test_the_command_takes_a_file_and_names_its_mistakes(tmp_path: Path) -> None
     assert printed.returncode == 0, printed.stderr
     size = msgspec.json.decode(printed.stdout)["size"]
     assert (size["exchanges_per_s"], size["month"]["total"]) == (3.0, 0.0)
+
+
+@pytest.mark.parametrize("exchanges", [1.0, 5.0, 40.0, 1_000.0])
+def test_slices_that_exchanges_share_are_touched_once(exchanges: float) -> None:
+    """As drawn: each exchange is in `all` and has one of 28 values of seven headers; the error of the mean of 400 draws is below 2 %, five of them are allowed."""
+    rng = np.random.default_rng(1)
+    touched = []
+    for n in rng.poisson(exchanges, 400):
+        values = rng.integers(28, size=(n, 7)) + 28 * np.arange(7)
+        touched.append(len(np.unique(values)) + (n > 0))
+    fleet = Fleet(slices=1 + 7 * 28)
+    # Values of one header exclude each other, so a few more are touched than where all are drawn alike.
+    assert slices_touched(exchanges, fleet) == pytest.approx(np.mean(touched), rel=0.1)
+    assert slices_touched(exchanges, Fleet(slices=1)) <= 1
+    assert slices_touched(1e6, fleet) == pytest.approx(fleet.slices)
+
+
+def test_many_slices_at_little_traffic_cost_more_each() -> None:
+    """Each exchange then has the states of its slices written for it alone; more traffic, or one model, shares them."""
+    little = _size(msgspec.structs.replace(FLEET, pods=50))
+    more = _size(FLEET)
+    one = _size(msgspec.structs.replace(FLEET, pods=50, models=1))
+    assert little.touched_per_exchange > 6
+    assert more.touched_per_exchange < 0.7 * little.touched_per_exchange
+    assert one.touched_per_exchange < 2
+    for size in (more, one):
+        of_little = little.leader_cores / little.exchanges_per_s
+        assert size.leader_cores / size.exchanges_per_s < of_little
+    assert little.turn_s == pytest.approx(1.0, abs=0.2)
+
+
+def test_costs_are_found_in_what_fleets_took() -> None:
+    """From the fleets of the benchmark, each 5 % off at random: what is planned with them is at most 25 % off, and they are printed as they are entered."""
+    true = msgspec.structs.replace(COSTS, worker_us=100.0, leader_slice_us=90.0, postgres_batch_us=1_500.0)
+    rng = np.random.default_rng(2)
+    lives = []
+    for case in CASES:
+        size = case.size(true)
+        exact = {each.name: each.planned for each in _live(case, size).checked(true)}
+        us = {part: exact[part] * rng.uniform(0.95, 1.05) for part in PARTS}
+        lives.append(msgspec.structs.replace(_live(case, size), us=us))
+    found = fitted(lives)
+    assert all(0.8 < each.ratio < 1.25 for live in lives for each in live.checked(found))
+    said = plan_said(lives)
+    assert f"    leader_slice_us: _Number = {found.leader_slice_us:_.1f}" in said
+    assert (
+        f"| fold, us a slice that a turn touches | `leader_slice_us` | {found.leader_slice_us:,.0f} |" in said
+    )
+
+
+def test_an_axis_bends_where_it_costs_twice_the_least() -> None:
+    """On either side of its cheapest point, on a line of logarithms; an axis that never does has no bend."""
+    from benchmarks.plots import bend
+
+    assert bend([1, 4, 16, 64], [800.0, 400.0, 100.0, 100.0]) == pytest.approx(8.0)
+    assert bend([10, 1_000, 100_000], [100.0, 100.0, 400.0]) == pytest.approx(10_000.0)
+    assert bend([1, 2], [100.0, 150.0]) is None
+
+
+def _live(case: Case, size: FleetSize) -> Live:
+    return Live(
+        case=case,
+        stored_per_s=case.per_s,
+        batch=size.batch,
+        slices=size.touched_per_exchange,
+        us=dict.fromkeys(PARTS, 1.0),
+        comparison_bytes=1_000.0,
+        n_waiting=0,
+        load=1.0,
+    )

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from quantdrift.core import open_inference_pb2 as wire
 from quantdrift.core.config.schema import Config, LoadOptions, Model, Sidecar, Slice
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Protocol, Tensor
@@ -18,7 +19,7 @@ from quantdrift.release.load_test.figures import step_of, sustained_of
 from quantdrift.release.load_test.knee import Waited, knee_of
 from quantdrift.release.load_test.load import _target
 from quantdrift.release.load_test.recording import read_traffic
-from quantdrift.release.load_test.requests import NotRebuiltError, request_of
+from quantdrift.release.load_test.requests import NotRebuiltError, as_grpc, request_of
 from quantdrift.release.load_test.server_time import of_metrics, of_statistics
 from quantdrift.sidecar.protocols.decoder import WireContext
 from quantdrift.sidecar.protocols.http_message import Head
@@ -329,3 +330,24 @@ def test_a_captured_inference_is_asked_again() -> None:
     assert (rows.path, json.loads(rows.body)) == ("/v1/models/digits:predict", {"instances": x.tolist()})
     with pytest.raises(NotRebuiltError, match="came by torchserve"):
         request_of(msgspec.structs.replace(captured, protocol=Protocol.TORCHSERVE), ())
+
+
+def test_a_request_over_http_is_the_same_over_grpc() -> None:
+    """Tensors, parameters, version and headers that gRPC can have; what is not of the protocol is refused with its reason."""
+    exchange = exchange_of(inputs_of(2), attributes={"header.x-site": "a", "parameter.mode": "fast"})
+    asked = request_of(exchange, ("site=a",))
+    sent = as_grpc(msgspec.structs.replace(asked, path="/v2/models/a%20b/versions/3/infer"))
+    message = wire.InferRequest.FromString(sent.body)
+    assert (message.model_name, message.model_version) == ("a b", "3")
+    assert message.parameters["mode"].string_param == "fast"
+    assert "binary_data_output" not in message.parameters
+    assert [(each.name, each.datatype, tuple(each.shape)) for each in message.inputs] == [
+        (each.name, each.datatype, each.shape) for each in exchange.inputs
+    ]
+    assert list(message.raw_input_contents) == [bytes(each.data) for each in exchange.inputs]
+    assert sent.headers == {"x-site": "a"}
+    assert sent.slices == ("site=a",)
+    with pytest.raises(NotRebuiltError, match="is none of the Open Inference Protocol"):
+        as_grpc(msgspec.structs.replace(asked, path="/predict"))
+    with pytest.raises(NotRebuiltError, match="does not follow"):
+        as_grpc(msgspec.structs.replace(asked, body=b"{", headers={}))

@@ -12,14 +12,16 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.passed_secrets import variables
@@ -27,21 +29,28 @@ from quantdrift.monitor.planning.fleet import COSTS, Costs
 
 _LIMIT_S: Final = 120.0
 _LEAD: Final = 500  # until everything is loaded and compiled
-_N: Final = 8_000
+_N: Final = 6_000
+_SLOW_PER_S: Final = 30.0
+_SLOW_S: Final = 20.0
 _CLIENTS: Final = 8
 _INPUTS: Final = 64
 _CLASSES: Final = 10
 _MOST_SLICES: Final = 200
+_HEADERS: Final = 7  # of which each exchange has one value, so that it lies in so many slices and in `all`
 _LEAST_COMPARED: Final = 0.9  # of the requests: a busy machine loses samples
 _POLL_S: Final = 1.0  # each look costs Postgres a connection
+_TOLD_APART: Final = 0.5
+"""Share by which the phases must differ in the slices that they touch, for these to be told apart."""
 _STOP_S: Final = 30.0
 _MODEL: Final = "measured"
-_PARTS: Final = ("worker", "leader", "nats", "postgres")
+PARTS: Final = ("worker", "leader", "nats", "postgres")
 _COUNTS: Final = """
 select (select count(*) from comparison), (select count(*) from batch),
        (select count(*) from batch where fold_seq is null),
+       (select coalesce(sum(n_tup_ins + n_tup_upd), 0)::bigint from pg_stat_user_tables where relname = 'rollup_day'),
        (select sum(pg_total_relation_size(inhrelid)) from pg_inherits where inhparent = 'comparison'::regclass)
 """
+"""A slice that a turn of the fold touches has one row of `rollup_day` written."""
 _CONFIG: Final = """
 [sidecar]
 listen = "127.0.0.1:{relay}"
@@ -53,7 +62,7 @@ admin = "127.0.0.1:{shadow}"
 [monitor]
 admin = "127.0.0.1:{monitor}"
 [capture]
-headers = ["x-site"]
+headers = {headers}
 [sampling]
 rate = 1.0
 max_exchanges_per_s = 1_000_000
@@ -61,9 +70,11 @@ max_exchanges_per_s = 1_000_000
 name = "measured"
 [[models.references]]
 path = "reference.onnx"
+"""
+_SLICES: Final = """
 [[slices]]
-name = "site"
-header = "x-site"
+name = "{name}"
+header = "{name}"
 max_values = {n_values}
 """
 
@@ -71,9 +82,11 @@ max_values = {n_values}
 class _Seen(msgspec.Struct, frozen=True):
     """Rows and processor time so far."""
 
+    at_s: float
     n: int
     n_batches: int
     n_unfolded: int
+    n_slices: int
     n_bytes: int
     cpu_s: dict[str, float]
 
@@ -82,7 +95,8 @@ def measure(n_slices: int, say: Callable[[str], None]) -> Costs:
     """Return the costs of small exchanges on this machine; takes two minutes at most.
 
     It runs `quantdrift up` in a directory that it removes, with a sidecar, a shadow worker, a monitor, NATS and Postgres, and sends some
-    thousand requests. Costs that depend on weeks of data stay those of `COSTS`.
+    thousand requests: first as fast as it can, so that many exchanges share the slices of a turn, then few in a second, which hardly do. So
+    a slice is told apart from an exchange. Costs that depend on weeks of data stay those of `COSTS`.
 
     Parameters
     ----------
@@ -103,81 +117,162 @@ def measure(n_slices: int, say: Callable[[str], None]) -> Costs:
         _write_reference(directory / "reference.onnx")
         ports = {name: _free_port() for name in ("relay", "sidecar", "shadow", "monitor")}
         config = directory / "config.toml"
-        n_values = min(n_slices, _MOST_SLICES)
-        config.write_text(_CONFIG.format(backend=backend, n_values=n_values, **ports), encoding="utf-8")
+        shared, more = divmod(max(min(n_slices, _MOST_SLICES) - 1, 1), _HEADERS)
+        values = {
+            f"x-h{number}": shared + (number < more) for number in range(_HEADERS) if shared + (number < more)
+        }
+        text = _CONFIG.format(backend=backend, headers=json.dumps(list(values)), **ports)
+        text += "".join(_SLICES.format(name=name, n_values=n) for name, n in values.items())
+        config.write_text(text, encoding="utf-8")
         with _up(config, directory / "data", directory / "log") as root:
-            return _measured(root, directory, ports["relay"], n_values, say)
+            return _measured(_Run(root, directory), ports["relay"], values, say)
 
 
-def _measured(
-    root: subprocess.Popen[bytes], directory: Path, port: int, n_values: int, say: Callable[[str], None]
-) -> Costs:
-    until_s = time.monotonic() + _LIMIT_S
+def _measured(run: "_Run", port: int, values: Mapping[str, int], say: Callable[[str], None]) -> Costs:
+    say("starting everything")
+    run.wait(lambda: _accepts(port) and run.look() is not None, "the processes did not start")
+    say(f"sending {_LEAD} requests, so that everything is loaded")
+    _send(port, _LEAD, values)
+    seen = [run.settle(_LEAD, "the first exchanges were not compared and folded")]
+    sent = _LEAD
+    for n, per_s, how in (
+        (_N, 0.0, "as fast as possible"),
+        (round(_SLOW_S * _SLOW_PER_S), _SLOW_PER_S, f"{_SLOW_PER_S:g} a second"),
+    ):
+        say(f"sending {n:,} requests, {how}")
+        _send(port, n, values, per_s)
+        sent += n
+        seen.append(run.settle(sent, "the exchanges were not compared and folded"))
+    phases = [Phase.between(before, after) for before, after in pairwise(seen)]
+    for phase in phases:
+        say(
+            f"measured {phase.n:,} exchanges in batches of {phase.batch:.0f}, {phase.slices:.1f} slices touched for each"
+        )
+    return measured_costs(phases, comparison_bytes=(seen[1].n_bytes - seen[0].n_bytes) / phases[0].n)
 
-    def wait(condition: Callable[[], bool], what: str) -> None:
+
+class _Run:
+    """A running `quantdrift up`, for two minutes at most.
+
+    Parameters
+    ----------
+    root, directory
+        Its process, and the folder with its data and its log.
+    """
+
+    def __init__(self, root: subprocess.Popen[bytes], directory: Path) -> None:
+        self._root, self._directory = root, directory
+        self._until_s = time.monotonic() + _LIMIT_S
+
+    def look(self) -> "_Seen | None":
+        """Return rows and processor time; None: Postgres, or its schema, is not there yet."""
+        return _look(self._root.pid, self._directory / "data")
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition; `what` says what did not come."""
         while not condition():
-            if root.poll() is not None:
-                last = (directory / "log").read_text("utf-8", "replace").strip().splitlines()[-3:]
-                raise OperatorError(f"`quantdrift up` ended: {' / '.join(last)}")
-            if time.monotonic() > until_s:
+            if self._root.poll() is not None:
+                log = (self._directory / "log").read_text("utf-8", "replace")
+                raise OperatorError(f"`quantdrift up` ended: {' / '.join(log.strip().splitlines()[-3:])}")
+            if time.monotonic() > self._until_s:
                 raise RetryError(
                     f"{_LIMIT_S:g} s were not enough: {what}; try again when the machine has less to do"
                 )
             time.sleep(_POLL_S)
 
-    def look() -> _Seen | None:
-        return _look(root.pid, directory / "data")
+    def settle(self, n_sent: int, what: str) -> "_Seen":
+        """Wait until so many exchanges are compared and folded, and return what there is then."""
+        last: list[_Seen] = []
 
-    n_before = -1
+        def settled() -> bool:
+            seen = self.look()
+            if seen is None:
+                return False
+            is_quiet = bool(last) and seen.n == last[-1].n
+            last.append(seen)
+            return is_quiet and seen.n >= n_sent * _LEAST_COMPARED and not seen.n_unfolded
 
-    def settled() -> bool:
-        nonlocal n_before
-        seen = look()
-        if seen is None:
-            return False
-        is_quiet, n_before = seen.n == n_before, seen.n
-        return is_quiet and seen.n >= sent * _LEAST_COMPARED and not seen.n_unfolded
+        self.wait(settled, what)
+        return last[-1]
 
-    say("starting everything")
-    wait(lambda: _accepts(port) and look() is not None, "the processes did not start")
-    sent = _LEAD
-    say(f"sending {_LEAD} requests, so that everything is loaded")
-    _send(port, _LEAD, n_values)
-    wait(settled, "the first exchanges were not compared and folded")
-    before = look()
-    say(f"sending {_N:,} requests")
-    _send(port, _N, n_values)
-    sent += _N
-    wait(settled, "the exchanges were not compared and folded")
-    after = look()
-    if before is None or after is None:
-        raise RetryError("Postgres went away; try again")
-    n, n_batches = after.n - before.n, after.n_batches - before.n_batches
-    us = {part: 1e6 * (after.cpu_s[part] - before.cpu_s[part]) / n for part in _PARTS}
-    # What of it is of a batch, and what of an exchange, is not known here: the proportion of the shipped costs is.
-    batch = n / max(n_batches, 1)
-    say(f"measured {n:,} exchanges in batches of {batch:.0f}")
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """Exchanges that were sent alike, and what they took.
+
+    Parameters
+    ----------
+    n, batch, slices, seconds
+        How many; how many were stored in one transaction; slices that turns of the fold touched, and time that passed, for each.
+    us
+        Processor time of each part, for each.
+    """
+
+    n: int
+    batch: float
+    slices: float
+    seconds: float
+    us: dict[str, float]
+
+    @classmethod
+    def between(cls, before: "_Seen", after: "_Seen") -> "Phase":
+        """Return what was done between two looks."""
+        n = max(after.n - before.n, 1)
+        return cls(
+            n=n,
+            batch=n / max(after.n_batches - before.n_batches, 1),
+            slices=(after.n_slices - before.n_slices) / n,
+            seconds=(after.at_s - before.at_s) / n,
+            us={part: 1e6 * (after.cpu_s[part] - before.cpu_s[part]) / n for part in PARTS},
+        )
+
+
+def measured_costs(phases: Sequence[Phase], comparison_bytes: float) -> Costs:
+    """Return the costs that fit best to what was measured.
+
+    A slice is told apart from an exchange by phases that touch more and fewer of them. What is of an exchange, of a batch and of a second keeps the
+    shipped proportion.
+    """
     shipped = msgspec.structs.asdict(COSTS)
-    scaled: dict[str, float] = {}
-    for part in _PARTS:
-        of_exchange, of_batch = f"{part}_us", f"{part}_batch_us"
-        scale = us[part] / (shipped[of_exchange] + shipped[of_batch] / batch)
-        scaled |= {name: scale * shipped[name] for name in (of_exchange, of_batch)}
-    return msgspec.structs.replace(
-        COSTS,
-        **scaled,
-        comparison_bytes=(after.n_bytes - before.n_bytes) / n,
-    )
+    found: dict[str, float] = {}
+    for part in PARTS:
+        us = np.array([phase.us[part] for phase in phases])
+        of_one, of_slice = f"{part}_us", f"{part}_slice_us"
+        usual = np.array(
+            [
+                shipped[of_one]
+                + shipped[f"{part}_batch_us"] / phase.batch
+                + shipped[f"{part}_second_us"] * phase.seconds
+                for phase in phases
+            ]
+        )
+        touched = np.array([phase.slices for phase in phases])
+        of_slices = shipped.get(of_slice, 0.0)
+        (scale,) = _least_off((usual + of_slices * touched)[:, None], us)
+        of_slices *= scale
+        if of_slice in shipped and np.ptp(touched) > _TOLD_APART * touched.max():
+            apart, of_one_slice = _least_off(np.column_stack([usual, touched]), us)
+            if apart > 0 and of_one_slice >= 0:
+                scale, of_slices = apart, of_one_slice
+        found |= {name: scale * shipped[name] for name in (of_one, f"{part}_batch_us", f"{part}_second_us")}
+        if of_slice in shipped:
+            found[of_slice] = of_slices
+    return msgspec.structs.replace(COSTS, **found, comparison_bytes=comparison_bytes)
+
+
+def _least_off(terms: NDArray[np.float64], us: NDArray[np.float64]) -> list[float]:
+    """Return the factors of terms whose sums are least off by their shares."""
+    factors: list[float] = np.linalg.lstsq(terms / us[:, None], np.ones(len(us)), rcond=None)[0].tolist()
+    return factors
 
 
 def _look(root: int, data: Path) -> _Seen | None:
     """Return rows and processor time; None: Postgres, or its schema, is not there yet."""
     try:
         dsn = (data / "dsn").read_text(encoding="utf-8").strip()
-        n, n_batches, n_unfolded, n_bytes = asyncio.run(_counts(dsn))
+        n, n_batches, n_unfolded, n_slices, n_bytes = asyncio.run(_counts(dsn))
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return None
-    return _Seen(n, n_batches, n_unfolded, int(n_bytes or 0), _cpu_s(root, data))
+    return _Seen(time.monotonic(), n, n_batches, n_unfolded, n_slices, int(n_bytes or 0), _cpu_s(root, data))
 
 
 async def _counts(dsn: str) -> Any:
@@ -207,7 +302,7 @@ def _cpu_s(root: int, data: Path) -> dict[str, float]:
     for pid in parents:
         if part := _part(pid, root, data, parents, commands):
             parts[part] += spent_s[pid]
-    return {part: parts[part] for part in _PARTS}
+    return {part: parts[part] for part in PARTS}
 
 
 def _part(pid: int, root: int, data: Path, parents: dict[int, int], commands: dict[int, str]) -> str:
@@ -282,8 +377,9 @@ def _answering() -> Iterator[int]:
             thread.join()
 
 
-def _send(port: int, n: int, n_values: int) -> None:
-    """Send so many requests on a few connections, each with an image of its own."""
+def _send(port: int, n: int, values: Mapping[str, int], per_s: float = 0.0) -> None:
+    """Send so many requests on a few connections, each with an image and values of headers of its own; 0 in a second: as fast as possible."""
+    began = time.monotonic()
 
     def client(number: int) -> None:
         rng = np.random.default_rng(number)
@@ -292,9 +388,14 @@ def _send(port: int, n: int, n_values: int) -> None:
             for index in range(number, n, _CLIENTS):
                 data = rng.normal(size=_INPUTS).round(3).tolist()
                 tensor = {"name": "x", "datatype": "FP32", "shape": [1, _INPUTS], "data": data}
-                headers = {"Content-Type": "application/json", "X-Site": f"site{index % n_values}"}
+                headers = {name: f"v{rng.integers(n_values)}" for name, n_values in values.items()}
+                if per_s:
+                    time.sleep(max(0.0, began + index / per_s - time.monotonic()))
                 connection.request(
-                    "POST", f"/v2/models/{_MODEL}/infer", json.dumps({"inputs": [tensor]}), headers
+                    "POST",
+                    f"/v2/models/{_MODEL}/infer",
+                    json.dumps({"inputs": [tensor]}),
+                    {"Content-Type": "application/json", **headers},
                 )
                 connection.getresponse().read()
 

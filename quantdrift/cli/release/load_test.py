@@ -22,6 +22,7 @@ _SECONDS: Final = click.FloatRange(0, 3600, min_open=True)
     "--from",
     "source",
     required=True,
+    type=click.Path(),
     metavar="RECORDING|live",
     help="The requests: `live`, those that are captured from now on; a .jsonl file of requests or prompts; or recorded inputs, a .npz or"
     " .safetensors file or a folder of them, as for quantdrift gate.",
@@ -123,6 +124,8 @@ _SECONDS: Final = click.FloatRange(0, 3600, min_open=True)
 def load(url: str, config_path: Path, *, as_json: bool, **options: Any) -> None:
     """Drive the endpoint URL in the shape of production, past the load at which requests begin to queue.
 
+    URL is http://HOST:PORT with or without a path, https://, or grpc://HOST:PORT or grpcs:// for the Open Inference Protocol over gRPC.
+
     It sends recorded requests, each when it is due, whether or not those before were answered: single ones first, then rising loads with the gaps
     of the recording, then a sustained load, then a burst. It says how long a request takes alone, p50, p95, p99 and errors of each load, the
     knee (the load at which requests wait as long as a single one takes) with a 95 % interval, and what the endpoint keeps up for a minute.
@@ -137,9 +140,11 @@ def load(url: str, config_path: Path, *, as_json: bool, **options: Any) -> None:
       quantdrift load http://127.0.0.1:8000 --from recorded.npz --allow http://127.0.0.1:8000
       quantdrift load http://127.0.0.1:8000/predict --from requests.jsonl --out load.json --picture load.svg
       quantdrift load http+plaintext://candidate:8000 --from live --window 5m --record requests.jsonl
+      quantdrift load grpc://127.0.0.1:8001 --from recorded.npz --allow grpc://127.0.0.1:8001
       quantdrift gate digits-int8.onnx --load load.json --latency-p99 0.02 --throughput 300
     """
     from quantdrift.core.process.run import SignalStop
+    from quantdrift.release.load_test.load import UnwrittenError
 
     stops: list[SignalStop] = []
 
@@ -149,12 +154,18 @@ def load(url: str, config_path: Path, *, as_json: bool, **options: Any) -> None:
 
     for name in _SPANS:
         options[name] = span_of(f"--{name.replace('_', '-')}", options[name])
+    unwritten: UnwrittenError | None = None
     with ProgressLine(quiet=as_json, name="quantdrift: ") as progress:
-        result = quantdrift.load(url, config=config_path, stop=stop, progress=progress, **options)
+        try:
+            result = quantdrift.load(url, config=config_path, stop=stop, progress=progress, **options)
+        except UnwrittenError as error:
+            result, unwritten = error.result, error
     if as_json:
         emit(result.to_dict())
     else:
         click.echo(plain_lines(str(result)))
+    if unwritten is not None:
+        raise unwritten
     if result.interrupted:
         sys.exit(stops[0].exit_code)
     if not result.finished:

@@ -441,7 +441,12 @@ class LoadOptions(Section, frozen=True, kw_only=True):
     """Which endpoints `quantdrift load` may drive past their capacity."""
 
     targets: Annotated[
-        tuple[Annotated[str, Meta(pattern=r"^(https|http(\+plaintext)?)://[^/?#@\s]+/?$")], ...],
+        tuple[
+            Annotated[
+                str, Meta(pattern=r"^(https|http(\+plaintext)?|grpcs|grpc(\+plaintext)?)://[^/?#@\s]+/?$")
+            ],
+            ...,
+        ],
         about(
             "Endpoints that a load test may drive, such as `http://127.0.0.1:8000`. Any other one is refused, unless `--allow` names it. "
             "A load test takes an endpoint beyond what it can do: name none that serves production."

@@ -1,7 +1,7 @@
 """The size of a fleet: workers, leader, Postgres, NATS and sidecars for so many pods and requests, and what is too small first.
 
-No I/O. Everything is proportional: costs of one exchange, times the exchanges of a second. The costs are `COSTS`, measured once, or
-what `quantdrift plan --measure` finds on a machine.
+No I/O. Everything is proportional: costs of an exchange, of a batch and of a slice that a turn of the fold touches, times how many there are in a
+second. The costs are `COSTS`, measured once, or what `quantdrift plan --measure` finds on a machine.
 """
 
 import math
@@ -28,6 +28,11 @@ _KEPT_TALLIES: Final = 1 / 18
 """Share of the tallies that stays: one of every three minutes."""
 _SIGNALS: Final = 4
 _ROUNDS: Final = 20
+_MARK_S: Final = 1.0
+"""The fold of a model goes on once in as long."""
+_PAUSE_S: Final = (0.5, 2.0)
+"""The next turn of a fold begins after as long as this one took, but not sooner and not later."""
+_TURN_ROWS: Final = 4_096
 _EASY: Final = 0.7
 """Share of a core that a process may fill: bursts and the work of housekeeping need the rest."""
 _FOLD_LESS: Final = (
@@ -47,6 +52,10 @@ class Costs(Section, frozen=True, kw_only=True):
         Postgres for worker and monitors, and of the monitors that fold.
     worker_batch_us, nats_batch_us, postgres_batch_us, leader_batch_us
         Of each batch that a worker stores, whatever it has.
+    postgres_slice_us, leader_slice_us
+        Of each slice that a turn of the fold touches, whose states are written.
+    worker_second_us, nats_second_us, postgres_second_us, leader_second_us
+        Of each second, whatever comes: of a worker, of NATS, of Postgres, and of a monitor.
     comparison_bytes, condensed_bytes, tally_bytes, sum_bytes, detector_bytes
         Rows with their indexes: a comparison, and one in a block, of a day that is condensed or with `storage.write_blocks`; the counts of a sidecar and header stratum for ten seconds; the sums of a slice for an
         hour; a signal of a slice.
@@ -58,14 +67,20 @@ class Costs(Section, frozen=True, kw_only=True):
         Memory of a monitor, and for each slice of each version of the last 30 days.
     """
 
-    worker_us: _Positive = 470.0
-    nats_us: _Positive = 380.0
-    postgres_us: _Positive = 660.0
-    leader_us: _Positive = 640.0
-    worker_batch_us: _Number = 6_800.0
-    nats_batch_us: _Number = 1_900.0
-    postgres_batch_us: _Number = 800.0
-    leader_batch_us: _Number = 1_100.0
+    worker_us: _Positive = 520.0
+    nats_us: _Positive = 320.0
+    postgres_us: _Positive = 200.0
+    leader_us: _Positive = 60.0
+    worker_batch_us: _Number = 6_100.0
+    nats_batch_us: _Number = 1_300.0
+    postgres_batch_us: _Number = 1_700.0
+    leader_batch_us: _Number = 1_300.0
+    postgres_slice_us: _Number = 100.0
+    leader_slice_us: _Number = 100.0
+    worker_second_us: _Number = 0.0
+    nats_second_us: _Number = 6_300.0
+    postgres_second_us: _Number = 35_000.0
+    leader_second_us: _Number = 57_000.0
     comparison_bytes: _Positive = 1_000.0
     condensed_bytes: _Positive = 200.0
     tally_bytes: _Positive = 960.0
@@ -100,6 +115,8 @@ class Fleet(Section, frozen=True, kw_only=True):
         Share of the requests that is replayed.
     models, slices, versions
         Models, slices of each, and versions of each within 30 days.
+    slices_of_exchange
+        Slices that an exchange lies in, `all` among them.
     strata
         Header strata.
     tensor_bytes
@@ -119,6 +136,7 @@ class Fleet(Section, frozen=True, kw_only=True):
     sampled: Annotated[float, Meta(gt=0, le=1)] = 0.01
     models: _Count = 1
     slices: _Count = 50
+    slices_of_exchange: Annotated[float, Meta(ge=1)] = 8.0
     versions: _Count = 4
     strata: _Count = 1
     tensor_bytes: _Positive = 4_000.0
@@ -163,6 +181,8 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
         Shadow workers of one core each.
     worker_us
         What an exchange takes of them, without the reference.
+    turn_s, touched_per_exchange
+        Time from one turn of a model's fold to the next, and slices that it touches, for each of its exchanges.
     leader_cores
         Of the monitors that fold, together.
     leaders
@@ -180,6 +200,8 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
     batch: float
     workers: int
     worker_us: float
+    turn_s: float
+    touched_per_exchange: float
     leader_cores: float
     leaders: int
     monitor_bytes: float
@@ -209,7 +231,7 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
     """
     per_s = fleet.pods * fleet.requests_per_s * fleet.sampled
     workers, batch = _workers(fleet, config, costs)
-    worker_us = costs.worker_us + costs.worker_batch_us / batch
+    worker_us = costs.worker_us + costs.worker_batch_us / batch + costs.worker_second_us * workers / per_s
     n_slices = fleet.models * fleet.slices
     # A batch of fewer is stored in rows, whatever the option says.
     comparison_bytes = (
@@ -238,27 +260,35 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         + max(storage.history_days, storage.retention_days) * a_day["hourly sums"]
         + n_slices * fleet.versions * _SIGNALS * costs.detector_bytes
     )
+    leaders, leader_cores, turn_s, touched = _leaders(
+        fleet, config, costs, config.shadow.batch_delay_s / workers, batch
+    )
     # Of each batch, the transaction of its worker and that of the leader; of each ten seconds, one of each sidecar. Pages
     # are written twice, to the log and to the table.
     iops = 2 * per_s / batch + fleet.pods / 10 + 2 * (sum(a_day.values()) + tallies) / _DAY_S / _PAGE_BYTES
-    leader_cores = per_s * (costs.leader_us + costs.leader_batch_us / batch) / 1e6
     size = FleetSize(
         exchanges_per_s=per_s,
         batch=batch,
         workers=workers,
         worker_us=worker_us,
+        turn_s=turn_s,
+        touched_per_exchange=touched,
         leader_cores=leader_cores,
-        leaders=min(fleet.models, max(1, math.ceil(leader_cores / _EASY))),
+        leaders=leaders,
         # Where models are folded in shards, the largest has some model more than the mean.
         monitor_bytes=costs.monitor_bytes
         + math.ceil(fleet.models / config.monitor.shards) * fleet.slices * fleet.versions * costs.slice_bytes,
-        nats_cores=per_s * (costs.nats_us + costs.nats_batch_us / batch) / 1e6,
+        nats_cores=(per_s * (costs.nats_us + costs.nats_batch_us / batch) + costs.nats_second_us) / 1e6,
         nats_bytes=per_s
         * 3600
         * fleet.outage_hours
         * (fleet.tensor_bytes + costs.message_bytes)
         * config.stream.replicas,
-        postgres_cores=per_s * (costs.postgres_us + costs.postgres_batch_us / batch) / 1e6,
+        postgres_cores=(
+            per_s * (costs.postgres_us + costs.postgres_batch_us / batch + costs.postgres_slice_us * touched)
+            + costs.postgres_second_us
+        )
+        / 1e6,
         postgres_bytes_per_day=a_day,
         postgres_bytes=kept_bytes(storage.condense_after_days) + others,
         condensed_bytes=kept_bytes(storage.condense_after_days or _CONDENSE_AFTER_DAYS) + others,
@@ -286,11 +316,73 @@ def _workers(fleet: Fleet, config: Config, costs: Costs) -> tuple[int, float]:
         mean = per_s / workers / fleet.models * config.shadow.batch_delay_s
         batch = min(float(config.shadow.batch_items), mean / -math.expm1(-mean))
         us = costs.worker_us + costs.worker_batch_us / batch + 1e3 * fleet.reference_ms
-        needed = max(1, math.ceil(per_s * us / 1e6 / _EASY))
+        needed = max(1, math.ceil(per_s * us / 1e6 / _room(costs.worker_second_us)))
         if needed <= workers:
             break
         workers = needed
     return workers, batch
+
+
+def _room(second_us: float) -> float:
+    """Return the share of a core that a process may fill, without what each second takes; never nothing."""
+    return max(_EASY - second_us / 1e6, _EASY / 10)
+
+
+def slices_touched(exchanges: float, fleet: Fleet) -> float:
+    """Return how many slices of a model so many of its exchanges lie in, in the mean: `all`, and others that are as frequent as each other."""
+    others = fleet.slices - 1
+    if not others:
+        return -math.expm1(-exchanges)
+    of_exchange = min(fleet.slices_of_exchange - 1, others)
+    return -math.expm1(-exchanges) - others * math.expm1(-exchanges * of_exchange / others)
+
+
+def _leaders(
+    fleet: Fleet, config: Config, costs: Costs, read_every_s: float, batch: float
+) -> tuple[int, float, float, float]:
+    """Return how many monitors it takes, their cores together, the time of a turn of each, and the slices that a turn touches for each exchange.
+
+    Parameters
+    ----------
+    read_every_s
+        Time from one look of any worker for exchanges of a model to the next.
+    batch
+        Exchanges that it finds, where there are any.
+    """
+    per_s = fleet.pods * fleet.requests_per_s * fleet.sampled
+    of_model = per_s / fleet.models
+    # A model goes on with its first batch after a second.
+    least_s = max(_MARK_S, read_every_s) + max(batch / of_model - read_every_s, 0.0)
+    leaders = 1
+    for _ in range(_ROUNDS):
+        at_once = max(leaders, config.monitor.shards)
+        turn_s, touched = _turn(fleet, costs, least_s, per_s / at_once, batch)
+        cores = per_s * _leader_us(costs, batch, touched) / 1e6
+        needed = min(fleet.models, max(1, math.ceil(cores / _room(costs.leader_second_us))))
+        if needed <= leaders:
+            break
+        leaders = needed
+    return leaders, cores + leaders * costs.leader_second_us / 1e6, turn_s, touched
+
+
+def _turn(
+    fleet: Fleet, costs: Costs, least_s: float, folded_per_s: float, batch: float
+) -> tuple[float, float]:
+    """Return the time of a turn of a monitor that folds so much, and the slices that it touches for each exchange: longer turns share more of them."""
+    of_model = fleet.pods * fleet.requests_per_s * fleet.sampled / fleet.models
+    most_s = max(least_s, _TURN_ROWS / folded_per_s)
+    turn_s, touched = least_s, 0.0
+    for _ in range(_ROUNDS):
+        touched = slices_touched(of_model * turn_s, fleet) / (of_model * turn_s)
+        us = _leader_us(costs, batch, touched) + costs.postgres_slice_us * touched
+        took_s = turn_s * folded_per_s * us / 1e6
+        turn_s = min(max(least_s, took_s + min(max(took_s, _PAUSE_S[0]), _PAUSE_S[1])), most_s)
+    return turn_s, touched
+
+
+def _leader_us(costs: Costs, batch: float, touched: float) -> float:
+    """Return what an exchange takes of the monitors that fold."""
+    return costs.leader_us + costs.leader_batch_us / batch + costs.leader_slice_us * touched
 
 
 def _bounds(fleet: Fleet, config: Config, size: FleetSize) -> Iterator[Bound]:

@@ -8,38 +8,33 @@ It is one event loop. What it cannot send in time it sends late, and it says how
 
 import asyncio
 import random
-import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Final, Self
+from collections.abc import Callable, Coroutine
+from typing import Final, Protocol
 
-import aiohttp
 import msgspec
 import numpy as np
 
 from quantdrift.core.process.run import Stop
-from quantdrift.core.tls import Tls
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 
 SPIN_S: Final = (
     0.0015  # an event loop wakes up to a millisecond late: it is awake by then, and looks at the clock
 )
-_PIECE: Final = 65_536
-_MOST_ANSWER: Final = 64 * 2**20
 _LEAST_ENDED: Final = 20  # requests, before a share of errors ends a step
 TRIES: Final = 3
 """How often a request of a burst is sent at most."""
 _PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
-_AGAIN: Final = frozenset({"429", "502", "503", "504", "connection"})
+_AGAIN: Final = frozenset({"429", "502", "503", "504", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "connection"})
 """What a client tries again: the endpoint has not begun with the request."""
 NOT_SENT: Final = "not sent"
 STOPPED: Final = "it was stopped"
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it is sent.
+    """A request as it is sent; over gRPC the path is the method, and the headers are its metadata.
 
     Parameters
     ----------
@@ -103,21 +98,20 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
+class Wire(Protocol):
+    """The connections to an endpoint, in one protocol."""
+
+    async def send(self, number: int) -> str:
+        """Send a recorded request by its number, and wait for its answer; return why it has none, or empty."""
+
+
 class Client:
-    """Sends recorded requests to one address.
+    """Sends recorded requests to one address, each when it is due.
 
     Parameters
     ----------
-    base, path
-        `http://HOST:PORT`, and the path of every request; empty: that of the recorded one.
-    requests
-        Those that are sent.
-    headers
-        Further headers of every request.
-    tls
-        Certificates for an address in `https`.
-    timeout_s
-        A request without an answer after so long has none.
+    wire
+        Its connections.
     most_in_flight
         A request that is due while so many are under way is not sent, and counts as an error.
     most_errors
@@ -126,50 +120,20 @@ class Client:
         The request to end.
     sent
         Called with each number of requests that were sent.
-
-    Attributes
-    ----------
-    tls_problem : str
-        Why the last handshake failed, in words; empty: none did.
     """
 
     def __init__(
         self,
-        base: str,
-        path: str,
-        requests: Sequence[HttpRequest],
+        wire: Wire,
         *,
-        headers: dict[str, str],
-        tls: Tls,
-        timeout_s: float,
         most_in_flight: int,
         most_errors: float,
         stop: Stop,
         sent: Callable[[int], None],
     ) -> None:
-        self._urls = [base + (path or request.path) for request in requests]
-        self._requests = [
-            msgspec.structs.replace(request, headers={**request.headers, **headers}) for request in requests
-        ]
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._wire = wire
         self._most_in_flight, self._most_errors = most_in_flight, most_errors
         self._stop, self._sent = stop, sent
-        self._tls, self.tls_problem = tls, ""
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls.context()),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,  # a proxy would be another target
-            skip_auto_headers=("User-Agent", "Content-Type"),
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
 
     async def alone(self, chosen: IntArray, longest_s: float) -> Driven:
         """Send requests one after the other, for at most `longest_s`."""
@@ -180,7 +144,7 @@ class Client:
             if self._stop.is_set() or time.perf_counter() - began > longest_s:
                 break
             at = time.perf_counter()
-            error = await self._send(number)
+            error = await self._wire.send(number)
             latencies.append(float("nan") if error else time.perf_counter() - at)
             self._sent(1)
             errors[error] += bool(error)
@@ -235,7 +199,7 @@ class Client:
     async def _due(self, step: "_Step", place: int, number: int, due: float) -> None:
         step.late[place] = time.perf_counter() - due
         step.in_flight[place] = len(step.tasks)
-        error = await self._send(number)
+        error = await self._wire.send(number)
         if not error:
             step.latency[place] = time.perf_counter() - due
         step.end(error)
@@ -248,7 +212,7 @@ class Client:
         async def tried(number: int) -> Tried:
             error = ""
             for attempt in range(TRIES):
-                error = await self._send(number)
+                error = await self._wire.send(number)
                 is_last = attempt == TRIES - 1 or error not in _AGAIN or self._stop.is_set()
                 if not error or is_last:
                     break
@@ -264,7 +228,7 @@ class Client:
         ends = time.perf_counter() + longest_s
         while not self._stop.is_set() and time.perf_counter() < ends:
             at = time.perf_counter()
-            error = await self._send(number)
+            error = await self._wire.send(number)
             self._sent(1)
             if not error and time.perf_counter() - at <= usual_s:
                 return True
@@ -286,35 +250,6 @@ class Client:
         if n_ended < _LEAST_ENDED or n_errors <= self._most_errors * n_ended:
             return ""
         return f"{n_errors:,} of {n_ended:,} requests had no answer"
-
-    async def _send(self, number: int) -> str:
-        """Return why a request was not answered; empty: it was."""
-        request = self._requests[number]
-        assert self._session is not None
-        try:
-            async with self._session.request(
-                request.method,
-                self._urls[number],
-                data=request.body or None,
-                headers=request.headers,
-                allow_redirects=False,  # to another target
-                timeout=self._timeout,
-            ) as response:
-                n_bytes = 0
-                async for piece in response.content.iter_chunked(_PIECE):
-                    n_bytes += len(piece)
-                    if n_bytes > _MOST_ANSWER:
-                        return "too long"
-                return "" if 200 <= response.status < 300 else str(response.status)
-        except TimeoutError:
-            return "timeout"
-        except ssl.SSLError as error:  # what aiohttp raises of a handshake is one, too
-            self.tls_problem = self._tls.in_words(error)
-            return "TLS"
-        except aiohttp.ClientConnectorError:
-            return "connection"
-        except (aiohttp.ClientError, OSError):
-            return "broken off"
 
 
 class _Step:

@@ -30,16 +30,19 @@ from quantdrift.release.load_test.knee import Waited, is_past, knee_of
 from quantdrift.release.load_test.recording import (
     LIVE,
     RecordedTraffic,
+    over_grpc,
     read_traffic,
     watch_traffic,
     write_traffic,
 )
 from quantdrift.release.load_test.server_time import TritonCounters
+from quantdrift.release.load_test.wires import GRPC, GrpcWire, HttpWire
 from quantdrift.release.progress import OnProgress, Watch
 from quantdrift.release.result import Result
 from quantdrift.release.setting import File, Setting, existing
 
 AGENT: Final = "quantdrift-load"
+_HTTP: Final = ("http", "https")
 _PORTS: Final = {"http": 80, "https": 443}
 _ALONE: Final = 200
 _LEAST_ALONE: Final = 20
@@ -92,6 +95,22 @@ class LoadResult(Result, frozen=True, kw_only=True):
         return record
 
 
+class UnwrittenError(OperatorError):
+    """A file of the result cannot be written.
+
+    Parameters
+    ----------
+    message
+        Why.
+    result
+        What the test has found.
+    """
+
+    def __init__(self, message: str, result: LoadResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 class _Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of a load test; as the parameters of `load`."""
 
@@ -142,7 +161,7 @@ def load(
     Parameters
     ----------
     url
-        The endpoint; a path replaces that of the recorded requests.
+        The endpoint; a path replaces that of the recorded requests. `grpc://HOST:PORT` sends those of the Open Inference Protocol over gRPC.
     source
         `live`, or recorded requests: a .jsonl file, or recorded inputs as of the gate.
     config, data
@@ -179,7 +198,8 @@ def load(
     Raises
     ------
     OperatorError
-        Something must be changed by a person; the sentence is the one that the command prints.
+        Something must be changed by a person; the sentence is the one that the command prints. `UnwrittenError` where a file cannot be written at
+        the end: its `result` is the result.
     RetryError
         The endpoint, or NATS, is away.
     """
@@ -234,18 +254,23 @@ def load(
         return LoadResult(load_test=found, interrupted=asked.is_set(), notes=tuple(watch.notes))
 
     result = wait_for(run())
+    try:
+        _write(result.load_test, out, picture)
+    except OperatorError as error:  # a disk that is full by now must not cost the minutes that the test took
+        raise UnwrittenError(str(error), result) from error
+    return result
+
+
+def _write(test: LoadTest, out: File | None, picture: File | None) -> None:
     if out is not None:
         try:
-            write_whole(
-                Path(out), msgspec.json.format(msgspec.json.encode(result.load_test), indent=2) + b"\n"
-            )
+            write_whole(Path(out), msgspec.json.format(msgspec.json.encode(test), indent=2) + b"\n")
         except OSError as error:
             raise OperatorError(f"--out {out} cannot be written: {error.strerror}") from error
-    if picture is not None and result.load_test.steps:
+    if picture is not None and test.steps:
         from quantdrift.release.load_test.picture import write  # noqa: PLC0415 - matplotlib is of another extra
 
-        write(result.load_test, Path(picture))
-    return result
+        write(test, Path(picture))
 
 
 def _check_files(out: File | None, picture: File | None) -> None:
@@ -277,21 +302,27 @@ class _LoadTest:
         parts = urlsplit(target.url)
         self._target, self._model, self._limits = target, model, limits
         self._recorded, self._watch, self._stop = recorded, watch, stop
-        self._arrivals = recorded.arrivals()
-        self._traffic: Traffic = recorded.traffic(self._arrivals)
-        self._shares = recorded.shares
         self._rng = np.random.default_rng(0)
         path = parts.path.rstrip("/") and parts.path + (f"?{parts.query}" if parts.query else "")
         base = f"{parts.scheme}://{parts.netloc}"
-        self._counters = TritonCounters(base, path or recorded.requests[0].path, metrics, headers, tls)
+        self._wire: HttpWire | GrpcWire
+        if target.scheme in GRPC:
+            self._counters = TritonCounters("", recorded.requests[0].path, metrics, headers, tls)
+            self._recorded = recorded = over_grpc(recorded)
+            self._wire = GrpcWire(
+                target, recorded.requests, headers=headers, tls=tls, timeout_s=limits.timeout_s
+            )
+        else:
+            self._counters = TritonCounters(base, path or recorded.requests[0].path, metrics, headers, tls)
+            self._wire = HttpWire(
+                base, path, recorded.requests, headers=headers, tls=tls, timeout_s=limits.timeout_s
+            )
+        self._arrivals = recorded.arrivals()
+        self._traffic: Traffic = recorded.traffic(self._arrivals)
+        self._shares = recorded.shares
         self._more: Callable[[int], None] = lambda _n: None
         self._client = Client(
-            base,
-            path,
-            recorded.requests,
-            headers=headers,
-            tls=tls,
-            timeout_s=limits.timeout_s,
+            self._wire,
             most_in_flight=limits.most_in_flight,
             most_errors=limits.most_errors,
             stop=stop,
@@ -315,7 +346,7 @@ class _LoadTest:
             No single request was answered.
         """
         began_at, stopped = datetime.now(UTC), ""
-        async with self._client:
+        async with self._wire:
             try:
                 await self._single()
                 self._tell_traffic()
@@ -368,20 +399,21 @@ class _LoadTest:
         """Return the error where the endpoint answers nothing."""
         error = next(iter(driven.errors))
         request = self._recorded.requests[int(driven.chosen[0])]
-        if error.isdecimal():
+        if error == "TLS":
+            return OperatorError(f"{self._target.shown} cannot be reached: {self._wire.tls_problem}")
+        if error.isdecimal() or (error.isupper() and error != "UNAVAILABLE"):
             return OperatorError(
                 f"{self._target.shown} answers a recorded request ({request.method} {request.path}) with {error}: check the address, its path and the"
                 " recording"
             )
-        if error == "TLS":
-            return OperatorError(f"{self._target.shown} cannot be reached: {self._client.tls_problem}")
-        what = {"timeout": "gives no answer in time", "connection": "cannot be reached"}
+        away = "cannot be reached"
+        what = {"timeout": "gives no answer in time", "connection": away, "UNAVAILABLE": away}
         return RetryError(f"{self._target.shown} {what.get(error, 'breaks off its answers')}")
 
     def _tell_traffic(self) -> None:
         traffic = self._traffic
         for reason, n in traffic.unusable.items():
-            self._watch.note(f"{n:,} captured exchanges are not sent: each {reason}")
+            self._watch.note(f"{n:,} recorded requests are not sent: each {reason}")
         if traffic.captured_share < 1 and traffic.arrival is not Arrival.RECORDED:
             self._watch.note(
                 f"{traffic.captured_share:.1%} of the requests were captured: bursts shorter than the time of some twenty captured requests are not seen"
@@ -575,9 +607,11 @@ def _target(url: str, config: Config, allow: Sequence[str]) -> ServerUrl:
     OperatorError
         It is no address, is not named, or is the sidecar's.
     """
-    target = _address(url, "URL")
-    if _endpoint(target) not in {_endpoint(_address(each, "--allow")) for each in allow} | {
-        _endpoint(_address(each, "load.targets")) for each in config.load.targets
+    target = _address(url, "URL", *_HTTP, *GRPC)
+    if target.scheme in GRPC and (urlsplit(target.url).port is None or urlsplit(target.url).path.strip("/")):
+        raise OperatorError(f"URL {target.shown}: it must be {target.scheme}://HOST:PORT")
+    if _endpoint(target) not in {_endpoint(_address(each, "--allow", *_HTTP, *GRPC)) for each in allow} | {
+        _endpoint(_address(each, "load.targets", *_HTTP, *GRPC)) for each in config.load.targets
     }:
         endpoint = target.shown.partition("://")[2].partition("/")[0]
         shown = f"{target.shown.partition('://')[0]}://{endpoint}"
@@ -594,9 +628,9 @@ def _target(url: str, config: Config, allow: Sequence[str]) -> ServerUrl:
     return target
 
 
-def _address(url: str, option: str) -> ServerUrl:
+def _address(url: str, option: str, *schemes: str) -> ServerUrl:
     try:
-        target = read_server_url(url, "http", "https")
+        target = read_server_url(url, *(schemes or _HTTP))
     except AddressError as error:
         raise OperatorError(f"{option} {url.rpartition('@')[2]}: {error}") from error
     if problem := target.problem(option):
@@ -605,7 +639,7 @@ def _address(url: str, option: str) -> ServerUrl:
 
 
 def _endpoint(target: ServerUrl) -> tuple[str, str, int]:
-    return target.scheme, target.host.lower(), urlsplit(target.url).port or _PORTS[target.scheme]
+    return target.scheme, target.host.lower(), urlsplit(target.url).port or _PORTS.get(target.scheme, 0)
 
 
 def _metrics(metrics: str, target: ServerUrl, config: Config, allow: Sequence[str]) -> str:

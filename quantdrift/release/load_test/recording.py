@@ -36,6 +36,7 @@ from quantdrift.release.load_test.arrivals import Arrivals, arrivals_of
 from quantdrift.release.load_test.drive import HttpRequest
 from quantdrift.release.load_test.requests import (
     NotRebuiltError,
+    as_grpc,
     completion,
     headers_of,
     inference,
@@ -154,6 +155,35 @@ def read_traffic(path: Path, config: Config, model: Model | None) -> RecordedTra
     if model is None:
         raise OperatorError(f"--from {path}: recorded inputs are requests of a model, and --config has none")
     return _of_arrays(path, config, model)
+
+
+def over_grpc(recorded: RecordedTraffic) -> RecordedTraffic:
+    """Return the same requests over gRPC, without those that have none there, which `unusable` counts.
+
+    Raises
+    ------
+    OperatorError
+        None is left.
+    """
+    requests, kept, unusable = list[HttpRequest](), list[int](), Counter(recorded.unusable)
+    for number, request in enumerate(recorded.requests):
+        try:
+            requests.append(as_grpc(request))
+        except NotRebuiltError as error:
+            unusable[str(error)] += 1
+        else:
+            kept.append(number)
+    if not requests:
+        reason = next(iter(unusable))
+        raise OperatorError(f"--from {recorded.source}: no request can be sent over gRPC: each {reason}")
+    return msgspec.structs.replace(
+        recorded,
+        requests=tuple(requests),
+        at_s=None if recorded.at_s is None else recorded.at_s[kept],
+        probability=recorded.probability[kept],
+        latency_s=recorded.latency_s[kept],
+        unusable=dict(unusable),
+    )
 
 
 def write_traffic(path: Path, recorded: RecordedTraffic) -> None:

@@ -1,17 +1,18 @@
 """Captured exchanges as the requests that clients sent: the body in the protocol that it came in, and the headers that were captured.
 
-What a sidecar does not capture cannot be sent: other headers, the client's choice between JSON and binary tensors (binary is sent), gRPC (the same
-tensors go over HTTP), and the version in a path.
+What a sidecar does not capture cannot be sent: other headers, the client's choice between JSON and binary tensors (binary is sent), and the version in a path.
+Tensors go by the protocol of the endpoint that is driven, HTTP or gRPC, whichever clients used.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 import numpy as np
 
+from quantdrift.core import open_inference_pb2 as wire
 from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.records import Exchange, Protocol, Tensor
@@ -20,10 +21,19 @@ from quantdrift.core.text import plain
 from quantdrift.models.tensors.arrays import Array
 from quantdrift.models.tensors.codec import decode, encode
 from quantdrift.release.load_test.drive import HttpRequest
+from quantdrift.sidecar.protocols.decoder import WireContext
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head
+from quantdrift.sidecar.protocols.oip import OipRest
 
 _HEADER: Final = "header."
 _PARAMETER: Final = "parameter."
 _JSON_LENGTH: Final = "inference-header-content-length"
+_BINARY_ANSWER: Final = "binary_data_output"
+_INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+_METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
+_OF_HTTP: Final = frozenset({"accept", "accept-encoding", "content-type", "user-agent", _JSON_LENGTH})
+_METADATA: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONNECTION: Final = frozenset(
     {
@@ -91,6 +101,59 @@ def completion(line: Mapping[str, Any], model: Model) -> HttpRequest:
     return HttpRequest(method="POST", path=path, headers=dict(_JSON), body=msgspec.json.encode(document))
 
 
+def as_grpc(request: HttpRequest) -> HttpRequest:
+    """Return a request of the Open Inference Protocol over HTTP as one over gRPC, with raw tensors.
+
+    Raises
+    ------
+    NotRebuiltError
+        It is of another protocol.
+    """
+    named = _INFER.fullmatch(request.path)
+    if named is None:
+        raise NotRebuiltError("is none of the Open Inference Protocol, which alone goes over gRPC")
+    try:
+        decoded = OipRest().request(
+            Head(start=("POST", request.path, "HTTP/1.1"), headers=request.headers),
+            request.body,
+            WireContext(max_bytes=len(request.body), max_values=len(request.body)),
+        )
+    except LostError as error:
+        raise NotRebuiltError(f"does not follow the Open Inference Protocol: {error}") from error
+    message = wire.InferRequest(
+        model_name=unquote(named[1]),
+        model_version=unquote(named[2] or ""),
+        id="load",
+        parameters={
+            name: _parameter(value)
+            for name, value in (decoded.parameters or {}).items()
+            if name != _BINARY_ANSWER and type(value) in (bool, int, float, str)
+        },
+        inputs=[
+            wire.Tensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            for tensor in decoded.inputs
+        ],
+        raw_input_contents=[tensor.data for tensor in decoded.inputs],
+    )
+    metadata = {
+        name: value
+        for name, value in request.headers.items()
+        if name not in _OF_HTTP and _METADATA.fullmatch(name) and value.isascii()
+    }
+    return HttpRequest(
+        method="POST",
+        path=_METHOD,
+        headers=metadata,
+        body=message.SerializeToString(),
+        slices=request.slices,
+    )
+
+
+def _parameter(value: Any) -> wire.Parameter:
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    return wire.Parameter(**{kinds[type(value)]: value})
+
+
 def headers_of(headers: Iterable[tuple[str, str]], where: str) -> dict[str, str]:
     """Return the headers that are sent, with their names in lower case.
 
@@ -138,7 +201,7 @@ def _oip(
     parameters: dict[str, Any] = {
         key.removeprefix(_PARAMETER): value for key, value in attributes.items() if key.startswith(_PARAMETER)
     }
-    document["parameters"] = {**parameters, "binary_data_output": True}
+    document["parameters"] = {**parameters, _BINARY_ANSWER: True}
     head = msgspec.json.encode(document)
     headers = _captured_headers(attributes) | {
         "content-type": "application/octet-stream",

@@ -51,7 +51,7 @@ class TritonCounters:
     Parameters
     ----------
     base, path
-        `http://HOST:PORT`, and the path of the requests.
+        `http://HOST:PORT` or empty, and the path of the requests.
     metrics
         Address of Triton's metrics; empty: the statistics extension is asked.
     headers
@@ -63,7 +63,7 @@ class TritonCounters:
     def __init__(self, base: str, path: str, metrics: str, headers: dict[str, str], tls: Tls) -> None:
         match = _PATH.match(path)
         self._model = unquote(match[2]) if match else ""
-        self._url = metrics or (f"{base}{match[1]}/stats" if match else "")
+        self._url = metrics or (f"{base}{match[1]}/stats" if match and base else "")
         self._is_metrics, self._headers, self._tls = bool(metrics), headers, tls
 
     async def read(self) -> Counters | None:
