@@ -41,6 +41,7 @@ from benchmarks.stored_rows import (
     POLICY,
     RULES,
     SCANNERS,
+    VERSION,
     Loaded,
     batch_of,
     exchanges,
@@ -58,7 +59,7 @@ from quantdrift.show.report import page
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.comparisons.blocks import Blocks
-from quantdrift.storage.comparisons.copy import COLUMNS, Row, comparison_rows
+from quantdrift.storage.comparisons.copy import COLUMNS, Row, columns_of, comparison_columns, rows_of
 from quantdrift.storage.comparisons.rows import ComparedExchange
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database
@@ -200,7 +201,7 @@ async def in_blocks(dsn: str) -> Condensed:
         merging_s, n_merged, vacuumed = 0.0, 0, None
         for number, (batch_id, stored_at) in enumerate(batches):
             rows = await db.fetch(f"delete from comparison where batch_id = $1 returning {names}", batch_id)  # noqa: S608
-            blocks = Blocks([tuple(row) for row in rows])
+            blocks = Blocks(columns_of([tuple(row) for row in rows]))
             await blocks.insert(db, batch_id)
             await db.copy_records_to_table("comparison", records=blocks.few, columns=COLUMNS)
             await db.execute(
@@ -380,13 +381,15 @@ async def write_rates(
             for row in await db.fetch("select model, predicate, id from slice")
         }
 
-        def rows_of(compared: list[ComparedExchange]) -> list[Row]:
+        def copied(compared: list[ComparedExchange]) -> list[Row]:
             slice_ids = {
                 id(item.slices): sorted({ids[key.model, key.predicate] for key in item.slices})
                 for one in compared
                 for item in one.items
             }
-            return [row for one in compared for row in comparison_rows(one, 1, version, policy, slice_ids)]
+            return rows_of(
+                comparison_columns(compared, 1, {VERSION: version}, {POLICY.epoch: policy}, slice_ids)
+            )
 
         rates: list[tuple[float, float]] = []
         for number in range(scale.rounds + 1):
@@ -394,7 +397,7 @@ async def write_rates(
                 batch_of(drawn(rng, size, tenants), 1 + (number * batches + place) * size, boot)
                 for place in range(batches)
             ]
-            bare = [rows_of(drawn(rng, size, tenants)) for _ in range(batches)]
+            bare = [copied(drawn(rng, size, tenants)) for _ in range(batches)]
             begin = time.monotonic()
             for batch in given:
                 await writer.store(batch)

@@ -10,6 +10,7 @@ tenants. The scanners differ in their traffic and in how far the candidate is of
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 import asyncpg
@@ -51,6 +52,7 @@ _CLIENTS: Final = 6
 _CLASSES: Final = 10
 _DAY: Final = timedelta(days=1)
 _BOOT: Final = "b007" * 8
+_EVERYTHING: Final = everything(MODEL)
 
 
 class Scanner(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,12 +81,25 @@ def slice_of(name: str) -> str:
     return f"scanner={name}"
 
 
+@lru_cache(maxsize=4096)
 def _key(key: str, value: str) -> SliceKey:
     return SliceKey(
         model=MODEL,
         name=f"{key.partition('-')[2]}={value}",
         predicate=f'{key} = "{value}"',
         where=(Predicate(key=key, equals=value),),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _slices(scanner: str, hour: str, client: str, tenant: str) -> tuple[SliceKey, ...]:
+    """Return the slices of an item, the same objects for the same slices, as a worker has them."""
+    return (
+        _EVERYTHING,
+        _key("header.x-scanner", scanner),
+        _key("time.x-hour", hour),
+        _key("header.x-client", client),
+        _key("header.x-tenant", tenant),
     )
 
 
@@ -97,12 +112,11 @@ def exchanges(
     candidate = reference + scanner.off * rng.normal(size=reference.shape)
     comparator = ClassificationComparator(OutputKind.LOGITS, 3)
     slices = [
-        (
-            everything(MODEL),
-            _key("header.x-scanner", scanner.name),
-            _key("time.x-hour", f"{at.hour:02d}"),
-            _key("header.x-client", str(rng.integers(_CLIENTS))),
-            _key("header.x-tenant", f"{int(rng.random() ** 3 * n_tenants):04d}"),
+        _slices(
+            scanner.name,
+            f"{at.hour:02d}",
+            str(rng.integers(_CLIENTS)),
+            f"{int(rng.random() ** 3 * n_tenants):04d}",
         )
         for _ in range(n)
     ]
@@ -281,11 +295,12 @@ _ROWS: Final = """
         array[everything, scanners[p.scanner + 1], hours[extract(hour from p.at at time zone 'UTC')::int + 1],
             clients[floor(p.c * cardinality(clients))::int + 1], tenants[p.tenant + 1]],
         1, s.source, s.header_stratum, s.body_stratum, s.pi1, s.pi2, s.pi1 * p.b, p.c,
-        md5((n / 3)::text || $3::text), s.flip, s.topk, s.js * factor, s.divergence * factor, s.margin * factor,
+        md5((n / 3)::text || $3::text), s.flip, s.topk, s.js * factor, s.divergence * factor, abs(s.candidate_margin * factor - s.reference_margin * factor),
         s.candidate_margin * factor, s.reference_margin * factor, s.detail,
         jsonb_build_object('header.x-scanner', s.scanner, 'header.x-request-id', request::text), s.features,
-        '00-' || trace_id || '-' || left(trace_id, 16) || '-01', p.at + interval '0.4 s', s.tie
+        '00-' || trace_id || '-' || left(trace_id, 16) || '-01', b.stored_at, s.tie
     from placed p cross join named
+        join batch b on b.id = last_batch - ($2 - $1 - 1 - n) / $5
         join sample s on 'scanner=' || s.scanner = ($8::text[])[p.scanner + 1] and s.number = floor(p.b * s.n_of_scanner)
     order by n
 """

@@ -83,7 +83,7 @@ order by bin;
 DIRECTIONS: Final = """
 select coalesce(reference_class, -1)::text as reference, coalesce(candidate_class, -1)::text as candidate, count(*) as n,
   count(*) filter (where tie) as n_tie, sum(weight) as weight, sum(weight) / sum(sum(weight)) over () as share
-from items(:begin, :end, array[:slice], true)
+from some_items(:begin, :end, array[:slice], true, '{slice_ids,in_slices,pi1,pi2,flip,tie,detail}')
 where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
   and flip and detail ? 'reference_top'
 group by 1, 2
@@ -94,7 +94,7 @@ MARGINS: Final = """
 select flip, least(width_bucket(reference_margin, 0, 1, 20), 20) as bar, count(*) as n, sum(weight) as weight
 from (
   select flip, reference_margin, weight
-  from items(:begin, :end, array[:slice])
+  from some_items(:begin, :end, array[:slice], false, '{slice_ids,in_slices,pi1,pi2,flip,reference_margin}')
   where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
     and flip is not null and reference_margin >= 0
   order by captured_at desc

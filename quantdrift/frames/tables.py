@@ -275,7 +275,7 @@ class Tables(Generic[FrameT]):
         slices, versions = self._keys(model, slice, version)
         return self.sql(
             "select reference_class, candidate_class, tie, count(*) as n, sum(weight) / sum(sum(weight)) over () as share"  # noqa: S608 -- numbers
-            f" from items($1, $2, {slices}, true) where slice_ids && {slices} and slice_id = any({slices}) and model_version_id = any({versions})"
+            f" from some_items($1, $2, {slices}, true, '{{slice_ids,in_slices,pi1,pi2,flip,tie,detail}}') where slice_ids && {slices} and slice_id = any({slices}) and model_version_id = any({versions})"
             " and flip and reference_class is not null"
             " group by reference_class, candidate_class, tie order by share desc, reference_class, candidate_class",
             begin,

@@ -2,9 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from operator import itemgetter
+from struct import unpack
 from typing import Any, Final
 
 import asyncpg
@@ -12,7 +13,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.storage.comparisons.copy import COLUMNS, Row, day_of
+from quantdrift.storage.comparisons.copy import COLUMNS, Columns, Row, day_of, json_lines, rows_of
 
 LEAST: Final = 8
 """Comparisons of one version and day below which a row for each takes no more space than a block."""
@@ -20,18 +21,22 @@ BETWEEN: Final = "\x01"
 _NOTHING: Final = "\x02"
 # Each array is one parameter: the driver spends as much time on an element of an array as Postgres on the text of a few.
 _READ: Final = {
-    "text": f"string_to_array({{}}::text, chr({ord(BETWEEN)}), chr({ord(_NOTHING)}))",
-    "float8": "{}::float8[]",
-    "timestamptz": "{}::timestamptz[]",
+    "text": f"string_to_array({{0}}::text, chr({ord(BETWEEN)}), chr({ord(_NOTHING)}))",
+    "joined": "case when {0}::text is not null then array[{0}::text] end",
+    "timestamptz": "{0}::timestamptz[]",
 }
+# Values of the column `form`.
+_JOINED: Final = 1
+_WITHOUT_MARGIN: Final = 2
+_LARGE: Final = 1e300
 _KINDS: Final = {
     "captured_at": "timestamptz",
     "exchange_id": "uuid",
     "item": "smallint",
     "policy_id": "integer",
-    "slice_ids": "text",
+    "slice_ids": "joined",
     "n_items": "smallint",
-    "in_slices": "text",
+    "in_slices": "joined",
     "source": "text",
     "header_stratum": "text",
     "body_stratum": "text",
@@ -48,10 +53,10 @@ _KINDS: Final = {
     "margin": "float8",
     "candidate_margin": "float8",
     "reference_margin": "float8",
-    "detail": "text",
+    "detail": "joined",
     "request_id": "uuid",
-    "attributes": "text",
-    "features": "text",
+    "attributes": "joined",
+    "features": "joined",
     "trace_id": "uuid",
     "span_id": "bigint",
     "trace_text": "text",
@@ -69,12 +74,13 @@ _HEAD: Final = {
     "n_changed": "{}::integer",
     "slices": "{}::text::integer[]",
     "changed": "{}::text::integer[]",
-    "worst_changed": "{}::float8[]",
-    "worst_other": "{}::float8[]",
+    "worst_changed": "{}::text::float8[]",
+    "worst_other": "{}::text::float8[]",
+    "form": "{}::smallint",
 }
 _READS: Final = {
     **_HEAD,
-    **{name: _READ.get(kind, f"{{}}::text::{kind}[]") for name, kind in _KINDS.items()},
+    **{name: _READ.get(kind, f"{{0}}::text::{kind}[]") for name, kind in _KINDS.items()},
 }
 N_VALUES: Final = len(_READS)
 
@@ -107,15 +113,16 @@ _STORED: Final = text("""
             and b.captured_from <= key.at and key.id = any(b.exchange_id)
     )
 """)
-_PLACE: Final = {name: place for place, name in enumerate(COLUMNS)}
-_VERSION: Final = _PLACE["model_version_id"]
-_KEY: Final = itemgetter(_PLACE["captured_at"], _PLACE["exchange_id"], _PLACE["item"])
+_KEY: Final = itemgetter(COLUMNS.index("captured_at"), COLUMNS.index("exchange_id"))
 _HASH: Final = re.compile(r"[0-9a-f]{32}")
 _TRACE: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-01")
-_REQUEST: Final = re.compile(r'"header\.x-request-id":\s*"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"')
+_REQUEST_ID: Final = "header.x-request-id"
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Valid JSON that Postgres does not take: in a block it would be found by whoever reads it.
 _NOT_IN_JSONB: Final = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
-_RAW: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_RAW: Final = msgspec.json.Decoder(msgspec.Raw)
+_ENCODE: Final = msgspec.json.Encoder().encode
+_ARRAY: Final = str.maketrans("[]", "{}")
 
 
 class NotAsBlocksError(Exception):
@@ -127,13 +134,13 @@ class Blocks:
 
     Parameters
     ----------
-    rows
-        As `comparison_rows` makes them, of one batch, each exchange whole; the id of their batch is not read.
+    columns
+        As `comparison_columns` makes them, of one batch, each exchange whole; the id of their batch is not read.
 
     Attributes
     ----------
     few
-        Comparisons of versions and days with fewer than `LEAST`: they are no blocks.
+        Comparisons of versions and days with fewer than `LEAST`, as rows: they are no blocks.
     days
         UTC days of all comparisons.
     blocks
@@ -145,13 +152,17 @@ class Blocks:
         A comparison is there twice, or has a value that Postgres may refuse; or none is in a block.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        if len(set(map(_KEY, rows))) < len(rows):
+    def __init__(self, columns: Columns) -> None:
+        n = len(columns["item"])
+        if (
+            len(set(zip(*(columns[name] for name in ("captured_at", "exchange_id", "item")), strict=True)))
+            < n
+        ):
             raise NotAsBlocksError
-        groups = _groups(rows)
-        self.few = [row for rows_of in groups.values() if len(rows_of) < LEAST for row in rows_of]
+        groups = _groups(columns)
+        self.few = [row for group in groups.values() if len(group["item"]) < LEAST for row in rows_of(group)]
         self.days = sorted({day for _, day in groups})
-        self.blocks = [_values(of_block) for of_block in groups.values() if len(of_block) >= LEAST]
+        self.blocks = [_values(group) for group in groups.values() if len(group["item"]) >= LEAST]
         if not self.blocks:
             raise NotAsBlocksError
 
@@ -165,144 +176,187 @@ async def without_stored(connection: AsyncConnection, rows: list[Row]) -> list[R
     """Leave out the comparisons of exchanges that are stored, as rows or in blocks."""
     if not rows:
         return rows
-    keys = sorted({_KEY(row)[:2] for row in rows})
+    keys = sorted(set(map(_KEY, rows)))
     values = {"times": [at for at, _ in keys], "ids": [str(exchange_id) for _, exchange_id in keys]}
     stored = {keys[place - 1] for place in await connection.scalars(_STORED, values)}
-    return [row for row in rows if _KEY(row)[:2] not in stored] if stored else rows
+    return [row for row in rows if _KEY(row) not in stored] if stored else rows
 
 
-def _values(rows: Sequence[Row]) -> list[Any]:
+def _groups(columns: Columns) -> dict[tuple[int, date], Columns]:
+    """Return the comparisons of each version and UTC day."""
+    times, versions = columns["captured_at"], columns["model_version_id"]
+    first, last = day_of(min(times)), day_of(max(times))
+    if first == last and len(set(versions)) == 1:
+        return {(versions[0], first): columns}
+    places: dict[tuple[int, date], list[int]] = {}
+    for place, (version, at) in enumerate(zip(versions, times, strict=True)):
+        places.setdefault((version, day_of(at)), []).append(place)
+    return {
+        group: {name: [values[place] for place in of_group] for name, values in columns.items()}
+        for group, of_group in places.items()
+    }
+
+
+def _values(of: Columns) -> list[Any]:
     """Return the values of a block of comparisons of one version and UTC day, each exchange whole."""
-    of: dict[str, Sequence[Any]] = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
-    _check(of)
-    by_slice: dict[int, list[Any]] = {}
-    for slice_ids, flip, divergence in zip(of["slice_ids"], of["flip"], of["divergence"], strict=True):
-        for slice_id in slice_ids:
-            sums = by_slice.get(slice_id)
-            if sums is None:
-                sums = by_slice[slice_id] = [0, None, None]
-            place = 2
-            if flip:
-                sums[0] += 1
-                place = 1
-            # As Postgres orders them: NaN is larger than infinity.
-            if divergence is not None and (
-                sums[place] is None or divergence > sums[place] or divergence != divergence  # noqa: PLR0124
-            ):
-                sums[place] = divergence
-    slices = sorted(by_slice)
-    texts: dict[int, str] = {}
-    for slice_ids in of["slice_ids"]:
-        if id(slice_ids) not in texts:
-            texts[id(slice_ids)] = _written(slice_ids)
+    if not all(0 < pi <= 1 for name in ("pi1", "pi2") for pi in set(of[name])):
+        raise NotAsBlocksError
+    slices, changed, worst_changed, worst_other = _of_slices(of)
     hashes = [key if _HASH.fullmatch(key) else None for key in of["group_key"]]
-    traces = [_TRACE.fullmatch(trace) for trace in of["trace"]]
-    requests, attributes = zip(*map(_apart, of["attributes"]), strict=True)
-    of |= {
-        "slice_ids": [texts[id(slice_ids)] for slice_ids in of["slice_ids"]],
+    trace_ids, span_ids, other_traces = _traces(of["trace"])
+    requests = [_request_id(attributes) for attributes in of["attributes"]]
+    values: Columns = of | {
         "in_slices": _in_slices(of),
         "group_id": hashes,
         "group_text": [
             None if digest else key or None for key, digest in zip(of["group_key"], hashes, strict=True)
         ],
         "request_id": requests,
-        "attributes": attributes,
-        "trace_id": [None if match is None else match[1] for match in traces],
-        "span_id": [None if match is None else _signed(match[2]) for match in traces],
-        "trace_text": [
-            trace or None if match is None else None for trace, match in zip(of["trace"], traces, strict=True)
+        "attributes": [
+            attributes
+            if request is None
+            else {name: value for name, value in attributes.items() if name != _REQUEST_ID}
+            for attributes, request in zip(of["attributes"], requests, strict=True)
         ],
+        "trace_id": trace_ids,
+        "span_id": span_ids,
+        "trace_text": other_traces,
     }
+    texts = {name: _column(name, kind, values[name]) for name, kind in _KINDS.items()}
+    form = _JOINED
+    if texts["margin"] and _is_difference(of, texts["margin"]):
+        form, texts["margin"] = _WITHOUT_MARGIN, None
+    times = of["captured_at"]
     return [
         of["model_version_id"][0],
-        min(of["captured_at"]),
-        max(of["captured_at"]),
-        len(rows),
-        sum(flip is True for flip in of["flip"]),
-        _written(slices),
-        _written([by_slice[slice_id][0] for slice_id in slices]),
-        [by_slice[slice_id][1] for slice_id in slices],
-        [by_slice[slice_id][2] for slice_id in slices],
-        *(_column(kind, of[name]) for name, kind in _KINDS.items()),
+        min(times),
+        max(times),
+        len(times),
+        of["flip"].count(True),
+        slices,
+        changed,
+        worst_changed,
+        worst_other,
+        form,
+        *texts.values(),
     ]
 
 
-def _groups(rows: Sequence[Row]) -> dict[tuple[int, date], list[Row]]:
-    """Return the comparisons of each version and UTC day."""
-    times = [row[0] for row in rows]
-    first, last = day_of(min(times)), day_of(max(times))
-    groups: dict[tuple[int, date], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row[_VERSION], first if first == last else day_of(row[0])), []).append(row)
-    return groups
+def _of_slices(of: Columns) -> tuple[str, str, str, str]:
+    """Return the slices, and of each how many decisions differ, the largest divergence of these and that of the others, as arrays."""
+    changed: dict[int, int] = {}
+    worst: tuple[dict[int, float], dict[int, float]] = {}, {}
+    for slice_ids, flip, divergence in zip(of["slice_ids"], of["flip"], of["divergence"], strict=True):
+        if flip:
+            for slice_id in slice_ids:
+                changed[slice_id] = changed.get(slice_id, 0) + 1
+        if divergence is not None:
+            of_these = worst[bool(flip)]
+            for slice_id in slice_ids:
+                known = of_these.get(slice_id)
+                # As Postgres orders them: NaN is larger than infinity.
+                if known is None or divergence > known or divergence != divergence:  # noqa: PLR0124
+                    of_these[slice_id] = divergence
+    slices = sorted(set().union(*of["slice_ids"]))
+    return (
+        _numbers(slices),
+        _numbers([changed.get(slice_id, 0) for slice_id in slices]),
+        _numbers(list(map(worst[True].get, slices))),
+        _numbers(list(map(worst[False].get, slices))),
+    )
 
 
-def _check(of: dict[str, Sequence[Any]]) -> None:
-    """Refuse what a row of `comparison` could not have."""
-    if not all(0 < pi <= 1 for name in ("pi1", "pi2") for pi in of[name]):
-        raise NotAsBlocksError
-    for name in ("attributes", "features", "detail"):
-        joined = f"[{','.join(value for value in of[name] if value is not None)}]"
-        if "\\u" in joined and _NOT_IN_JSONB.search(joined):
-            raise NotAsBlocksError
-        try:
-            _RAW.decode(joined)
-        except (msgspec.DecodeError, UnicodeError) as error:
-            raise NotAsBlocksError from error
-
-
-def _in_slices(of: dict[str, Sequence[Any]]) -> list[str | None]:
-    """Return of each item whose exchange has several how many of these are in each of its slices, as text."""
-    if all(n == 1 for n in of["n_items"]):
+def _in_slices(of: Columns) -> list[list[int] | None]:
+    """Return of each item whose exchange has several how many of these are in each of its slices."""
+    if of["n_items"].count(1) == len(of["n_items"]):
         return [None] * len(of["n_items"])
     counts: dict[Any, Counter[int]] = {}
     for exchange_id, slice_ids in zip(of["exchange_id"], of["slice_ids"], strict=True):
         counts.setdefault(exchange_id, Counter()).update(slice_ids)
     return [
-        None
-        if n == 1 or not slice_ids
-        else _written([counts[exchange_id][slice_id] for slice_id in slice_ids])
+        None if n == 1 or not slice_ids else [counts[exchange_id][slice_id] for slice_id in slice_ids]
         for exchange_id, slice_ids, n in zip(of["exchange_id"], of["slice_ids"], of["n_items"], strict=True)
     ]
 
 
-def _apart(attributes: str) -> tuple[str | None, str]:
-    """Return the request id of attributes where it is a UUID, and the JSON text of the others."""
-    match = _REQUEST.search(attributes)
-    if match is None:
-        return None, attributes
-    before, after = attributes[: match.start()].rstrip(), attributes[match.end() :].lstrip()
-    if before.endswith(","):
-        before = before[:-1]
-    elif after.startswith(","):
-        after = after[1:]
-    return match[1], before + after
+def _request_id(attributes: Mapping[str, str]) -> str | None:
+    """Return the request id where it is a UUID."""
+    request = attributes.get(_REQUEST_ID)
+    return request if request is not None and _UUID.fullmatch(request) else None
 
 
-def _column(kind: str, values: Sequence[Any]) -> Sequence[Any] | str | None:
-    """Return the array of a column as `_READ` reads it, or None where all values are null."""
+def _is_difference(of: Columns, margins: str) -> bool:
+    """Return whether each margin is what Postgres computes of the two others, bit for bit."""
+    return "-0.0" not in margins and all(
+        margin is None
+        if candidate is None or reference is None
+        else margin == abs(candidate - reference) and margin < _LARGE
+        for margin, candidate, reference in zip(
+            of["margin"], of["candidate_margin"], of["reference_margin"], strict=True
+        )
+    )
+
+
+def _column(name: str, kind: str, values: Sequence[Any]) -> Any:
+    """Return the values of a column as `_READ` reads them, or None where all are null.
+
+    Raises
+    ------
+    NotAsBlocksError
+        A text has the character that separates texts, or JSON one that Postgres does not take.
+    """
     if values[0] is None and values.count(None) == len(values):
         return None
-    if kind in {"float8", "timestamptz"}:
+    if kind == "timestamptz":
         return values
-    if kind != "text":
-        return _written(
-            ["NULL" if value is None else value for value in values] if None in values else values
+    if kind == "text" or name == "detail":
+        joined = BETWEEN.join(
+            [_NOTHING if value is None else value for value in values] if None in values else values
         )
-    joined = BETWEEN.join(
-        [_NOTHING if value is None else value for value in values] if None in values else values
-    )
-    if joined.count(BETWEEN) != len(values) - 1 or joined.count(_NOTHING) != values.count(None):
+        if joined.count(BETWEEN) != len(values) - 1 or joined.count(_NOTHING) != values.count(None):
+            raise NotAsBlocksError
+        if name == "detail":
+            _check(joined)
+        return joined
+    if kind == "joined":
+        lines = json_lines(values)[:-1]
+        if name in {"slice_ids", "in_slices"}:
+            lines = lines.translate(_ARRAY).replace("null", _NOTHING)
+        elif "\\u" in lines and _NOT_IN_JSONB.search(lines):
+            raise NotAsBlocksError
+        return lines.replace("\n", BETWEEN)
+    if kind == "uuid":
+        return f"{{{','.join(['NULL' if value is None else str(value) for value in values])}}}"
+    return _numbers(values)
+
+
+def _numbers(values: Sequence[Any]) -> str:
+    """Return an array of numbers or truth values as Postgres reads it; each is the same when it is read again."""
+    text = _ENCODE(values).decode().translate(_ARRAY)
+    if text.count("null") == values.count(None):
+        return text
+    # JSON has neither NaN nor infinities.
+    return f"{{{','.join(['NULL' if value is None else repr(value) for value in values])}}}"
+
+
+def _check(joined: str) -> None:
+    """Refuse details that Postgres might not read as JSON."""
+    if "\\u" in joined and _NOT_IN_JSONB.search(joined):
         raise NotAsBlocksError
-    return joined
+    try:
+        _RAW.decode(f"[{joined.replace(BETWEEN, ',').replace(_NOTHING, 'null')}]")
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise NotAsBlocksError from error
 
 
-def _written(values: Iterable[Any]) -> str:
-    """Return an array as Postgres reads it, of values without commas, quotation marks and spaces."""
-    return f"{{{','.join(map(str, values))}}}"
-
-
-def _signed(digits: str) -> int:
-    """Return 64 bits as Postgres' bigint."""
-    number = int(digits, 16)
-    return number - (1 << 64) if number >= 1 << 63 else number
+def _traces(traces: Sequence[str]) -> tuple[Sequence[str | None], Sequence[int | None], Sequence[str | None]]:
+    """Return trace and span of those that are sampled traceparents of version 00, as a UUID and as Postgres' bigint, and the others."""
+    matches = list(map(_TRACE.fullmatch, traces))
+    if None not in matches:
+        spans = bytes.fromhex("".join([trace[36:52] for trace in traces]))
+        return [trace[3:35] for trace in traces], unpack(f">{len(traces)}q", spans), [None] * len(traces)
+    return (
+        [None if match is None else match[1] for match in matches],
+        [None if match is None else unpack(">q", bytes.fromhex(match[2]))[0] for match in matches],
+        [trace or None if match is None else None for trace, match in zip(traces, matches, strict=True)],
+    )

@@ -1,15 +1,16 @@
 """The insertion of `comparison` rows by COPY: at line rate, and safe to repeat."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
+from operator import attrgetter
 from typing import Any, Final
 
 import asyncpg
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.core.records import Way
-from quantdrift.storage.comparisons.rows import ComparedExchange
+from quantdrift.core.records import Exchange, Latency, Way
+from quantdrift.storage.comparisons.rows import ComparedExchange, VersionKey
 
 COLUMNS: Final = (
     "captured_at",
@@ -56,65 +57,129 @@ _MERGE: Final = f"""
 """  # noqa: S608 - constants
 
 Row = tuple[Any, ...]
+Columns = dict[str, Sequence[Any]]
+"""The values of each of `COLUMNS`, in this order."""
 InsertRows = Callable[[AsyncConnection, list[Row]], Awaitable[tuple[int, frozenset[date]]]]
+_JSON: Final = msgspec.json.Encoder()
+_OF_EXCHANGE: Final = attrgetter(
+    "captured_at", "id", "source", "group", "attributes", "trace", "sampling", "way", "caller", "latency"
+)
+_OF_SAMPLING: Final = attrgetter("header_stratum", "body_stratum", "pi1", "pi2", "u1", "u2", "policy.epoch")
+_OF_ITEM: Final = attrgetter(
+    *("flip", "topk", "js", "divergence", "margin", "candidate_margin", "reference_margin", "detail"),
+    *("features", "tie", "slices"),
+)
 
 
-def comparison_rows(
-    compared: ComparedExchange,
+def comparison_columns(
+    compared: Sequence[ComparedExchange],
     batch_id: int,
-    version_id: int,
-    policy_id: int,
+    versions: Mapping[VersionKey, int],
+    policies: Mapping[str, int],
     slice_ids: Mapping[int, list[int]],
-) -> list[Row]:
-    """Return one row per item of an exchange, in the order of the columns that are copied.
+) -> Columns:
+    """Return the columns of comparisons, one for each item of the exchanges; `attributes` and `features` are not JSON yet.
 
     Parameters
     ----------
-    batch_id, version_id, policy_id
+    compared
+        Exchanges, in their order.
+    batch_id, versions, policies
         Ids of the rows that the comparisons refer to.
     slice_ids
         Ids of the slices of an item, in rising order, by the `id` of `item.slices`.
     """
-    exchange = compared.exchange
-    sampling = exchange.sampling
-    attributes = msgspec.json.encode(exchange.attributes).decode()
-    took = exchange.latency
-    times = (None, None, None) if took is None else (took.last_byte_s, took.first_token_s, took.per_token_s)
-    return [
-        (
-            exchange.captured_at,
-            exchange.id,
-            index,
-            batch_id,
-            version_id,
-            policy_id,
-            slice_ids[id(item.slices)],
-            len(compared.items),
-            exchange.source,
-            sampling.header_stratum,
-            sampling.body_stratum,
-            sampling.pi1,
-            sampling.pi2,
-            sampling.u1,
-            sampling.u2,
-            exchange.group,
-            item.flip,
-            item.topk,
-            item.js,
-            item.divergence,
-            item.margin,
-            item.candidate_margin,
-            item.reference_margin,
-            item.detail,
-            attributes,
-            msgspec.json.encode(item.features).decode(),
-            exchange.trace,
-            item.tie,
-            None if exchange.way is Way.RELAY else f"{exchange.way.value} {exchange.caller}".rstrip(),
-            *times,
-        )
-        for index, item in enumerate(compared.items)
-    ]
+    by_version = {
+        id(one.version): versions[one.version] for one in {id(c.version): c for c in compared}.values()
+    }
+    items = [entry for one in compared for entry in one.items]
+    if not items:
+        return dict.fromkeys(COLUMNS, ())
+    exchanges: list[Exchange] = []
+    of, item, n_items = list[int](), list[int](), list[int]()
+    for one in compared:
+        n = len(one.items)
+        if n == 1:
+            exchanges.append(one.exchange)
+            of.append(by_version[id(one.version)])
+            item.append(0)
+            n_items.append(1)
+        else:
+            exchanges += [one.exchange] * n
+            of += [by_version[id(one.version)]] * n
+            item += range(n)
+            n_items += [n] * n
+    times, ids, sources, groups, attributes, traces, samplings, ways, callers, latencies = zip(
+        *map(_OF_EXCHANGE, exchanges), strict=True
+    )
+    header, body, pi1, pi2, u1, u2, epochs = zip(*map(_OF_SAMPLING, samplings), strict=True)
+    flip, topk, js, divergence, margin, candidate, reference, detail, features, tie, slices = zip(
+        *map(_OF_ITEM, items), strict=True
+    )
+    return {
+        "captured_at": times,
+        "exchange_id": ids,
+        "item": item,
+        "batch_id": [batch_id] * len(items),
+        "model_version_id": of,
+        "policy_id": [policies[epoch] for epoch in epochs],
+        "slice_ids": [slice_ids[id(of_item)] for of_item in slices],
+        "n_items": n_items,
+        "source": sources,
+        "header_stratum": header,
+        "body_stratum": body,
+        "pi1": pi1,
+        "pi2": pi2,
+        "u1": u1,
+        "u2": u2,
+        "group_key": groups,
+        "flip": flip,
+        "topk": topk,
+        "js": js,
+        "divergence": divergence,
+        "margin": margin,
+        "candidate_margin": candidate,
+        "reference_margin": reference,
+        "detail": detail,
+        "attributes": attributes,
+        "features": features,
+        "trace": traces,
+        "tie": tie,
+        "origin": [
+            None if way is Way.RELAY else f"{way.value} {caller}".rstrip()
+            for way, caller in zip(ways, callers, strict=True)
+        ],
+        **dict(
+            zip(
+                ("latency_s", "first_token_s", "per_token_s"),
+                zip(*map(_times, latencies), strict=True),
+                strict=True,
+            )
+        ),
+    }
+
+
+def _times(took: Latency | None) -> tuple[float | None, float | None, float | None]:
+    return (None, None, None) if took is None else (took.last_byte_s, took.first_token_s, took.per_token_s)
+
+
+def json_lines(values: Sequence[Any]) -> str:
+    """Return the JSON text of each value, one after another, each followed by a line break, which JSON never contains."""
+    return _JSON.encode_lines(values).decode()
+
+
+def rows_of(columns: Columns) -> list[Row]:
+    """Return comparisons row by row, as they are copied."""
+    as_json = {name: json_lines(columns[name]).split("\n")[:-1] for name in ("attributes", "features")}
+    values = columns | as_json
+    return list(zip(*(values[name] for name in COLUMNS), strict=True))
+
+
+def columns_of(rows: Sequence[Row]) -> Columns:
+    """Return the columns of rows as they are copied, the reverse of `rows_of`."""
+    columns: Columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
+    as_values = {name: list(map(msgspec.json.decode, columns[name])) for name in ("attributes", "features")}
+    return columns | as_values
 
 
 async def copy_comparisons(connection: AsyncConnection, rows: list[Row]) -> tuple[int, frozenset[date]]:

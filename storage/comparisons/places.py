@@ -19,6 +19,8 @@ from quantdrift.core.slices import OTHER, SliceKey, ValueRules
 from quantdrift.storage.comparisons.rows import ComparedExchange, StoreBatch, VersionKey
 from quantdrift.storage.database import Database
 
+_MOST_WEIGHTS: Final = 4_096
+"""Slices whose weights are kept before they are added to those of their sources."""
 VERSION: Final = "version"
 """The source of the shares of a model's versions; sources of slices contain a dot or a colon."""
 
@@ -174,6 +176,8 @@ class Places:
     def __init__(self, rules: ValueRules) -> None:
         self._rules = rules
         self._counted: dict[tuple[str, str], _Counted] = {}
+        self._weights: dict[int, float] = {}
+        self._keys: dict[int, SliceKey] = {}
 
     def is_ruled(self, key: SliceKey) -> bool:
         """Return whether a slice is made of a value that clients choose: it needs a place."""
@@ -255,27 +259,37 @@ class Places:
             of_version = compared.exchange.model, compared.version.candidate_version
             versions[of_version] = versions.get(of_version, 0.0) + len(compared.items) * each
             for item in compared.items:
-                combinations[id(item.slices)] = combinations.get(id(item.slices), 0.0) + each
-        slices: dict[tuple[str, str], float] = {}
-        keys: dict[tuple[str, str], SliceKey] = {}
-        of_combination = batch.combinations
-        for combination, weight in combinations.items():
-            for key in of_combination[combination]:
-                name = key.model, key.predicate
-                slices[name] = slices.get(name, 0.0) + weight
-                keys[name] = key
+                name = id(item.slices)
+                combinations[name] = combinations.get(name, 0.0) + each
+        weights, keys = self._weights, self._keys
+        for name, of_combination in batch.combinations.items():
+            weight = combinations[name]
+            for key in of_combination:
+                # By identity, which is quicker than by content: an entry keeps its slice alive, so that no other object gets its id.
+                place = id(key)
+                if place in weights:
+                    weights[place] += weight
+                else:
+                    weights[place] = weight
+                    keys[place] = key
+        if len(weights) > _MOST_WEIGHTS:
+            self._sum_up()
         for (model, candidate), weight in versions.items():
             self._of(model, VERSION, MOST_VERSIONS).add(
                 SliceKey(model=model, name=candidate, predicate=candidate), weight
             )
-        for name, weight in slices.items():
-            if (rule := self._rules.of(keys[name])) is not None:
-                self._of(name[0], rule.source, rule.most).add(keys[name], weight)
         for case in batch.unreferenced:
             version = case.version.candidate_version
             self._of(case.version.model, VERSION, MOST_VERSIONS).add(
                 SliceKey(model=case.version.model, name=version, predicate=version), 1.0
             )
+
+    def _sum_up(self) -> None:
+        """Add the weights of slices to those of their sources."""
+        for place, key in self._keys.items():
+            if (rule := self._rules.of(key)) is not None:
+                self._of(key.model, rule.source, rule.most).add(key, self._weights[place])
+        self._weights, self._keys = {}, {}
 
     async def flush(self, database: Database) -> None:
         """Add what was counted since the last call to the table; what cannot be stored is kept for the next call.
@@ -285,6 +299,7 @@ class Places:
         RetryError, OperatorError
             As `Database.begin`.
         """
+        self._sum_up()
         for (model, source), counted in sorted(self._counted.items()):
             async with database.begin() as connection:
                 what = {"model": model, "source": source, "places": counted.most}

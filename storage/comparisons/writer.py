@@ -49,12 +49,13 @@ from quantdrift.storage.comparisons.blocks import (
 )
 from quantdrift.storage.comparisons.copy import (
     COLUMNS,
+    Columns,
     InsertRows,
-    Row,
-    comparison_rows,
+    comparison_columns,
     copy_comparisons,
     day_of,
     insert_comparisons,
+    rows_of,
 )
 from quantdrift.storage.comparisons.places import Places
 from quantdrift.storage.comparisons.rows import (
@@ -150,8 +151,7 @@ class Writer:
         # quarantined counts against the allowance of payloads: that is done once.
         # In a block nothing but its number tells that an exchange is stored: without it, it is looked for.
         if batch.compared and not batch.quarantined and (batch.known_by_number or not self._as_blocks):
-            n_items = sum(len(compared.items) for compared in batch.compared)
-            as_blocks = self._as_blocks and batch.known_by_number and n_items >= LEAST
+            as_blocks = self._as_blocks and batch.known_by_number and _n_items(batch) >= LEAST
             with suppress(
                 asyncpg.UniqueViolationError, asyncpg.CheckViolationError, NotAsBlocksError, _FinishedError
             ):
@@ -174,10 +174,10 @@ class Writer:
             skipped = Counter(await _quarantine(connection, quarantined, self._payloads))
             if batch.unreferenced:
                 skipped[_NO_REFERENCE] = len(batch.unreferenced)
-            expected = sum(len(compared.items) for compared in batch.compared)
+            expected = _n_items(batch)
             unreferenced = sorted({versions[exchange.version] for exchange in batch.unreferenced})
             batch_id = await _open_batch(connection, batch, expected, skipped, unreferenced)
-            rows = _rows(batch, batch_id, (versions, policies, slices))
+            rows = rows_of(_columns(batch, _Referenced(batch), batch_id, (versions, policies, slices)))
             if again and (await note_numbers(connection, batch.numbered) or not batch.known_by_number):
                 # What is in a block has no key of its own that would refuse it. The numbers are locked: nobody else stores it meanwhile.
                 rows = await without_stored(connection, rows)
@@ -222,21 +222,20 @@ class Writer:
             self._ids = ({}, {}, {})
             return None
         self._places.count(batch)
-        return Written(n_rows=sum(len(compared.items) for compared in batch.compared))
+        return Written(n_rows=_n_items(batch))
 
     def _values_alone(self, batch: StoreBatch, referenced: "_Referenced", ids: "_Ids") -> list[Any] | None:
         """Return the values of `_STORE_ALONE`, or None where the batch is not one block."""
         if not referenced.are_in(ids):
             return None
-        rows = _rows(batch, 0, ids)
         try:
-            blocks, with_ids = Blocks(rows), referenced.with_ids(ids)
+            blocks, with_ids = Blocks(_columns(batch, referenced, 0, ids)), referenced.with_ids(ids)
         except NotAsBlocksError:
             return None
         if len(blocks.blocks) > 1 or blocks.few:
             return None
         return [
-            *_batch_values(batch, len(rows), Counter(), ()).values(),
+            *_batch_values(batch, _n_items(batch), Counter(), ()).values(),
             *arrival_rows(batch.numbered),
             blocks.days,
             *blocks.blocks[0],
@@ -261,13 +260,13 @@ class Writer:
             if not is_alone:  # from here on a transaction is open
                 versions, policies, slices, others = await _ids(connection, batch, self._places)
                 ids = versions, policies, slices
-            rows = _rows(batch, 0, ids)
-            blocks = Blocks(rows)
+            blocks = Blocks(_columns(batch, referenced, 0, ids))
             if is_alone and (len(blocks.blocks) > 1 or blocks.few):
                 await connection.execute(text("select 1"))  # opens a transaction
             skipped = Counter({_NO_REFERENCE: len(batch.unreferenced)} if batch.unreferenced else {})
             unreferenced = sorted({ids[0][exchange.version] for exchange in batch.unreferenced})
-            values = _batch_values(batch, len(rows), skipped, unreferenced)
+            n_items = _n_items(batch)
+            values = _batch_values(batch, n_items, skipped, unreferenced)
             try:
                 batch_id = await driver.fetchval(
                     _STORE_BLOCK,
@@ -294,9 +293,7 @@ class Writer:
             await write_doubts(connection, batch.doubts, batch.at)
             await insert_noise(connection, batch.noise, batch_id, ids)
         self._places.count(batch)
-        return Written(
-            n_rows=len(rows), n_other=_count_others(batch, others), without_place=frozenset(others)
-        )
+        return Written(n_rows=n_items, n_other=_count_others(batch, others), without_place=frozenset(others))
 
     def _remember(self, ids: "_Ids") -> None:
         if len(self._ids[1]) + len(self._ids[2]) > _REMEMBERED:
@@ -474,24 +471,20 @@ _LOST: Final = ("08", "57P")
 _Ids = tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]]
 
 
-def _rows(batch: StoreBatch, batch_id: int, ids: _Ids) -> list[Row]:
-    """Return the rows of a batch; `ids` are those of its versions, policies and slices."""
+def _n_items(batch: StoreBatch) -> int:
+    return sum(len(compared.items) for compared in batch.compared)
+
+
+def _columns(batch: StoreBatch, referenced: "_Referenced", batch_id: int, ids: _Ids) -> Columns:
+    """Return the columns of the comparisons of a batch; `ids` are those of what it refers to."""
     versions, policies, slices = ids
+    # By identity, which is quicker than by content.
+    of_key = {place: slices[key.model, key.predicate] for place, key in referenced.keys.items()}
     slice_ids = {
-        name: sorted({slices[key.model, key.predicate] for key in of_item})
-        for name, of_item in batch.combinations.items()
+        name: sorted(set(map(of_key.__getitem__, map(id, of_item))))
+        for name, of_item in referenced.combinations.items()
     }
-    return [
-        row
-        for compared in batch.compared
-        for row in comparison_rows(
-            compared,
-            batch_id,
-            versions[compared.version],
-            policies[compared.exchange.sampling.policy.epoch],
-            slice_ids,
-        )
-    ]
+    return comparison_columns(batch.compared, batch_id, versions, policies, slice_ids)
 
 
 async def _ids(
@@ -560,17 +553,14 @@ async def _ids(
 
 
 class _Referenced:
-    """What a batch refers to: versions, policies by their epoch, and slices by model and predicate."""
+    """What a batch refers to: versions, policies by their epoch, and slices by model and predicate; `keys` has those of its items by `id`."""
 
     def __init__(self, batch: StoreBatch) -> None:
-        self.versions = sorted(
-            {
-                *(c.version for c in batch.compared),
-                *(u.version for u in batch.unreferenced),
-                *(n.version for n in batch.noise),
-            },
-            key=msgspec.structs.astuple,
-        )
+        # By identity first, which is quicker than by content.
+        versions: dict[int, VersionKey] = {}
+        for one in (batch.compared, batch.unreferenced, batch.noise):
+            versions |= {id(entry.version): entry.version for entry in one}
+        self.versions = sorted(set(versions.values()), key=msgspec.structs.astuple)
         self.policies = {
             policy.epoch: policy
             for policy in (
@@ -578,9 +568,9 @@ class _Referenced:
                 *(item.policy for item in batch.noise),
             )
         }
-        self.slices = {
-            (key.model, key.predicate): key for of_item in batch.combinations.values() for key in of_item
-        }
+        self.combinations = batch.combinations
+        self.keys = {id(key): key for of_item in self.combinations.values() for key in of_item}
+        self.slices = {(key.model, key.predicate): key for key in self.keys.values()}
         self.slices |= {(s.model, s.predicate): s for item in batch.noise for s in item.slices}
 
     def are_in(self, ids: _Ids) -> bool:

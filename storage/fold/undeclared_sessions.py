@@ -12,14 +12,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.storage.schema import tables
 
 _NEWEST: Final = text("select coalesce(max(id), 0) from batch where kind = 'comparison'")
-# Exchanges of sessions that are declared are one observation together already.
+# Exchanges of sessions that are declared are one observation together already. A block that the monitor has made knows no batch: it is
+# found by the times of the batches that are asked for.
 _EXCHANGES: Final = text("""
+    with asked as materialized (
+        select min(captured_from) as first, max(captured_to) as last from batch
+        where id > :after and id <= :until and kind = 'comparison'
+    )
     select c.model_version_id, c.exchange_id::text, c.captured_at, c.slice_ids, c.attributes,
         coalesce(c.divergence, c.flip::int::double precision) as outcome
     from (
         select * from comparison where batch_id > :after and batch_id <= :until
         union all
         select r.* from condensed_block b cross join lateral block_rows(b) r where b.of_batch > :after and b.of_batch <= :until
+        union all
+        select r.* from asked join condensed_block b on b.captured_to >= asked.first and b.captured_from <= asked.last
+        cross join lateral block_rows(b) r
+        where b.of_batch is null and r.batch_id > :after and r.batch_id <= :until
     ) c
     where c.item = 0 and c.group_key = ''
         and coalesce(c.divergence, c.flip::int::double precision) is not null

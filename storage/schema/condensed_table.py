@@ -113,3 +113,8 @@ class CondensedBlockTable(Base):
     of_batch: Mapped[BigInt | None] = mapped_column(
         comment="batch whose worker stored the block; null: the monitor made it."
     )
+    form: Mapped[int | None] = mapped_column(
+        SmallInteger,
+        comment="How the columns are to be read. Null: an array of n values each. 1: slice_ids, in_slices, detail, attributes and features have"
+        " one text, of all values with chr(1) between them, and chr(2) for null. 2: the same, and margin is |candidate_margin - reference_margin|.",
+    )

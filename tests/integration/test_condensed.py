@@ -45,6 +45,10 @@ ROWS = """
         case when n % 3 > 0 then 0.02 end, case when n % 3 = 1 then 0.01 end, null
     from generate_series(0, :n - 1) n
 """
+# Of one version as comparators of classes have it; of the other a margin of its own, which is no difference.
+DIFFERENCES = (
+    "update comparison set margin = abs(candidate_margin - reference_margin) where model_version_id = 2"
+)
 BASE = """
     insert into model_version (model, candidate_version, reference_digest) values ('m', '1', 'd'), ('m', '2', 'd');
     insert into slice (model, predicate, name, definition) values
@@ -66,6 +70,7 @@ async def database(postgres_dsn: str) -> AsyncIterator[Database]:
                 if statement.strip():
                     await connection.exec_driver_sql(statement)
             await connection.execute(text(ROWS), {"begin": MIDNIGHT, "n": 2400})
+            await connection.exec_driver_sql(DIFFERENCES)
         yield opened
 
 
@@ -94,9 +99,9 @@ async def test_every_row_is_the_same_once_it_is_condensed(database: Database) ->
     assert await rows(database, "select count(*) from comparison") == [(0,)]
     blocks = await rows(
         database,
-        "select model_version_id, n, n_changed > 0 from condensed_block order by model_version_id, captured_from",
+        "select model_version_id, n, n_changed > 0, form from condensed_block order by model_version_id, captured_from",
     )
-    assert blocks == [(1, 1024, True), (1, 896, True), (2, 480, True)]
+    assert blocks == [(1, 1024, True, 1), (1, 896, True, 1), (2, 480, True, 2)]
     assert {name: await rows(database, query) for name, query in questions.items()} == before
     assert (await maintain(database, KEEP, NOW, ahead_days=3)).n_condensed == 0
     sizes = "select pg_total_relation_size('comparison_20310610') > 200000"

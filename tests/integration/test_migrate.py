@@ -55,7 +55,7 @@ CATALOG = {
 }
 OURS = "c.relnamespace = 'public'::regnamespace and not c.relispartition and c.relname <> 'alembic_version'"
 
-REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"]
+REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011"]
 
 
 def quiet(_line: str) -> None:
@@ -220,7 +220,7 @@ async def test_another_numbering_is_refused_before_anything_is_applied(postgres_
     foreign = await empty_database(postgres_dsn)
     before = await asyncpg.connect(foreign)
     await before.execute(
-        "create table alembic_version (version_num text); insert into alembic_version values ('0010')"
+        "create table alembic_version (version_num text); insert into alembic_version values ('0011')"
     )
     for dsn, why in (
         (postgres_dsn, f"0002_other where this release has {chain()[1]}"),

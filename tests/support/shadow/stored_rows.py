@@ -20,7 +20,7 @@ from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.pipeline.validate import AttributeRules, PolicyCheck, StreamedMessage
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.storage.comparisons.copy import COLUMNS, comparison_rows
+from quantdrift.storage.comparisons.copy import COLUMNS, comparison_columns, rows_of
 from tests.support.shadow.onnx_models import BIAS, POLICY, WEIGHT, exchange_of, logits_of
 
 GOLDEN: Final = Path(__file__).with_name("stored_rows.txt")
@@ -78,7 +78,10 @@ def _of_task(task: Task) -> Iterator[str]:
     yield from (f"slice {number}: {predicate}" for number, (_, predicate) in enumerate(predicates))
     for compared in stored.compared:
         yield f"exchange of {compared.version.candidate_version!r}"
-        for row in comparison_rows(compared, 1, 2, 3, slice_ids):
+        columns = comparison_columns(
+            [compared], 1, {compared.version: 2}, {compared.exchange.sampling.policy.epoch: 3}, slice_ids
+        )
+        for row in rows_of(columns):
             yield "  " + ", ".join(
                 f"{name}={_text(value)}"
                 for name, value in zip(COLUMNS, row, strict=True)

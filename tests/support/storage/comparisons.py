@@ -8,7 +8,7 @@ import asyncpg
 import msgspec
 
 from quantdrift.storage.comparisons.blocks import Blocks, NotAsBlocksError
-from quantdrift.storage.comparisons.copy import COLUMNS
+from quantdrift.storage.comparisons.copy import COLUMNS, columns_of
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ async def as_blocks(connection: asyncpg.Connection) -> int:
                 f"delete from comparison where batch_id = $1 and stored_at = $2 returning {names}", *batch
             )
             try:
-                blocks = Blocks([tuple(row) for row in rows])
+                blocks = Blocks(columns_of([tuple(row) for row in rows]))
             except NotAsBlocksError:
                 blocks = None
             few = [tuple(row) for row in rows] if blocks is None else blocks.few
