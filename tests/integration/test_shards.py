@@ -135,6 +135,36 @@ async def test_a_model_has_the_same_rows_in_any_shard(databases: Databases) -> N
     assert any(row[4] == "imported" and row[-1] == 1 for row in expected["baseline"])
 
 
+async def test_what_is_sent_is_written_with_its_turn_and_the_rest_where_it_is_due(
+    databases: Databases,
+) -> None:
+    """While no time passes, a turn without an alert is not written, and one with an alert is, with all before it; so is the rest at the end."""
+    stored = "select coalesce(min(fold_seq), 0) from model_fold"
+    async with databases.copy(fill) as dsn, Database(dsn) as database, connected(dsn) as record:
+        turn = folding()
+        ends: list[tuple[int, int]] = []
+        more = True
+        while more:
+            async with database.begin() as connection:
+                last, more = await number(connection, 7, _REORDER, most_rows=10**9)
+                committed = await turn.fold(connection, await model_numbers(connection), last, more=True)
+                await sum_up(connection)
+            committed()
+            ends.append((last, await record.fetchval(stored)))
+        for row in await record.fetch(
+            "select t.fold_seq from outbox o join transition t on t.id = o.transition_id order by 1"
+        ):
+            last, written = next(end for end in ends if end[0] >= row["fold_seq"])
+            assert written == last
+        assert sum(written < last for last, written in ends) > len(ends) / 2
+        last, written = ends[-1]
+        assert written < last
+        async with database.begin() as connection:
+            await turn.finish(connection)
+        assert await record.fetchval(stored) == last
+        assert await record.fetchval("select count(*) from outbox") >= 3
+
+
 async def test_a_release_that_knows_one_position_may_fold_in_between(databases: Databases) -> None:
     """In a roll-out, or after one that was undone: nothing is folded twice or left out, and models go on from where that release was."""
     async with databases.copy(fill) as dsn, Database(dsn) as database, connected(dsn) as record:
