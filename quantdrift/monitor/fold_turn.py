@@ -35,9 +35,7 @@ ROWS_AT_ONCE: Final = 4_096
 """A turn takes batches until one of the two is reached: what it costs besides is then little for each exchange, however small the batches are."""
 _TURNS_UNWRITTEN: Final = 4
 """Turns of that size whose result waits in memory, while more batches wait: a monitor that was killed folds them again within seconds."""
-_SUMS_UNWRITTEN: Final = (
-    32_768  # as many as one turn can have: a transaction takes no longer than without waiting
-)
+_SUMS_UNWRITTEN: Final = 32_768  # what a turn of eight slices an exchange can have at most
 LONGEST_UNWRITTEN_S: Final = 5.0
 """States, and verdicts that nothing is sent of, are written after so long at the latest."""
 _WRITING_SHARE: Final = 0.05  # of the time, where a monitor keeps up: with few slices each turn is written
