@@ -22,7 +22,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Self
 
 import asyncpg
@@ -40,7 +40,9 @@ PROGRESS_S: Final = 60.0
 """A leader whose event loop works gives up the lead after so long without progress of its fold. Longer than Postgres may
 take for one statement."""
 _TIMEOUT_S: Final = 5.0
+_LOOKS: Final = 10  # in a timeout
 _RENEWALS: Final = 10  # in a lease
+_STILL: Final = 0.25  # share of a lease: a process that stood still for so long says so
 _LOG = logging.getLogger(__name__)
 
 # Another isolation level would keep its snapshot, and hold back vacuum.
@@ -74,6 +76,8 @@ class Leadership:
         `postgresql://user:password@host:port/name`, or a function that reads it for each connection; never logged.
     lease_s, progress_s
         As `LEASE_S` and `PROGRESS_S`.
+    timeout_s
+        How long the server may take for an answer, by the time in which this process was able to see one.
 
     Attributes
     ----------
@@ -81,10 +85,18 @@ class Leadership:
         Whether it gave up the lead because `progress` was not called for `progress_s`; false again once it is called.
     """
 
-    def __init__(self, dsn: Dsn, *, lease_s: float = LEASE_S, progress_s: float = PROGRESS_S) -> None:
+    def __init__(
+        self,
+        dsn: Dsn,
+        *,
+        lease_s: float = LEASE_S,
+        progress_s: float = PROGRESS_S,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
         self._connector = Connector(dsn)
         self._lease_s = lease_s
         self._limit_s = progress_s
+        self._timeout_s = timeout_s
         self._connection: Any = None
         self._one_statement = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
@@ -125,14 +137,8 @@ class Leadership:
         """
         self.progress()
         try:
-            async with translated(), self._one_statement, asyncio.timeout(_TIMEOUT_S):
-                if self._connection is None:
-                    self._connection = await self._connect()
-                if self._term is not None:
-                    await self._connection.execute("select 1")
-                elif await self._lock():
-                    self._term = await self._take()
-                    self._renewing = asyncio.create_task(self._renew())
+            async with translated(), self._one_statement:
+                await self._in_time(self._acquire())
         except QuantdriftError:
             await self.release()  # its transaction may be broken
             raise
@@ -166,6 +172,33 @@ class Leadership:
             renewing.cancel()
         if connection is not None:
             connection.terminate()
+
+    async def _acquire(self) -> None:
+        if self._connection is None:
+            self._connection = await self._connect()
+        if self._term is not None:
+            await self._connection.execute("select 1")
+        elif await self._lock():
+            self._term = await self._take()
+            self._renewing = asyncio.create_task(self._renew())
+
+    async def _in_time(self, answer: Coroutine[Any, Any, None]) -> None:
+        """Wait for an answer of the server.
+
+        After a time in which this process stood still, its clock says that the answer is late before the loop has read what came
+        meanwhile. So time counts in small steps, and one of them is lost at most.
+        """
+        waiting = asyncio.create_task(answer)
+        try:
+            for _ in range(_LOOKS):
+                done, _ = await asyncio.wait((waiting,), timeout=self._timeout_s / _LOOKS)
+                if done:
+                    return waiting.result()
+            raise TimeoutError(f"no answer within {self._timeout_s:g} s")
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
 
     async def _connect(self) -> asyncpg.Connection:
         lease_ms = str(int(self._lease_s * 1000))
@@ -226,7 +259,16 @@ class Leadership:
     async def _renew(self) -> None:
         """Renew the lease as long as the leader makes progress; give up the lead otherwise."""
         while True:
-            await asyncio.sleep(self._lease_s / _RENEWALS)
+            every_s, slept_at_s = self._lease_s / _RENEWALS, time.monotonic()
+            await asyncio.sleep(every_s)
+            still_s = time.monotonic() - slept_at_s - every_s
+            if still_s > _STILL * self._lease_s:
+                _LOG.warning(
+                    "this monitor stood still for %.1f s: it had no processor, or one step of its fold took so long. Postgres gives the lead to"
+                    " another one after %g s: give it a whole core, or fewer slices",
+                    still_s,
+                    self._lease_s,
+                )
             if time.monotonic() - self._progress_s > self._limit_s:
                 _LOG.error(
                     "this monitor gives up the lead: its fold has made no progress for %g s. Another monitor takes over;"
@@ -236,8 +278,8 @@ class Leadership:
                 self.is_stuck = True
                 break
             try:
-                async with translated(), self._one_statement, asyncio.timeout(_TIMEOUT_S):
-                    await self._connection.execute("select 1")
+                async with translated(), self._one_statement:
+                    await self._in_time(self._connection.execute("select 1"))
             except RetryError as error:
                 _LOG.warning("the lead is lost: %s", error)
                 break

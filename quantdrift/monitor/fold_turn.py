@@ -1,8 +1,13 @@
-"""One turn of the fold of some models: read what waits, fold it, write what comes of it, in one transaction."""
+"""One turn of the fold of some models: read what waits and fold it; write what has come of it where that is due, in one transaction.
+
+A turn that is not written costs only what its exchanges cost; the states of many slices are then written once for several turns. All rows
+of a model are written together with its position. So whoever begins anew, after a kill or in another process, folds what was not written
+again, with the same result. What is sent is never held back: an alert that opens, changes or ends is written with its turn.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from quantdrift.core.clock import Clock
@@ -21,14 +26,19 @@ from quantdrift.storage.fold.circumstances import read_circumstances, read_share
 from quantdrift.storage.fold.models import lock_positions, read_spans
 from quantdrift.storage.fold.read import load_catalog, next_batches, resume
 from quantdrift.storage.fold.write import write_models
-from quantdrift.storage.fold_rows import TransitionRow
+from quantdrift.storage.fold_rows import BatchRows, FoldResult, Position, TransitionRow
 from quantdrift.storage.incidents.incidents import mitigated_slices
 from quantdrift.storage.serving import servings
 
 BATCHES_AT_ONCE: Final = 1_024
 ROWS_AT_ONCE: Final = 4_096
-"""A fold takes batches until one of the two is reached: what it costs besides, above all to write states, is then little for each exchange,
-however small the batches are."""
+"""A turn takes batches until one of the two is reached: what it costs besides is then little for each exchange, however small the batches are."""
+_TURNS_UNWRITTEN: Final = 4
+"""Turns of that size whose result waits in memory, while more batches wait: a monitor that was killed folds them again within seconds."""
+_SUMS_UNWRITTEN: Final = 32_768  # what a turn of eight slices an exchange can have at most
+LONGEST_UNWRITTEN_S: Final = 5.0
+"""States, and verdicts that nothing is sent of, are written after so long at the latest."""
+_WRITING_SHARE: Final = 0.05  # of the time, where a monitor keeps up: with few slices each turn is written
 _CIRCUMSTANCES_S: Final = (
     5.0  # pauses show within seconds, and what was quarantined need not be counted with each batch
 )
@@ -41,6 +51,21 @@ _HINTS: Final = {
     "write": f"use fewer slices, or {_LARGER}",
 }
 _LOG = logging.getLogger(__name__)
+
+
+class _Unwritten:
+    """How much was folded since the last writing; `anything`: whether anything is to be written of it."""
+
+    def __init__(self) -> None:
+        self.n_batches = 0
+        self.n_rows = 0
+        self.anything = False
+
+    def add(self, batches: Sequence[BatchRows], *, anything: bool) -> None:
+        """Add what was folded in one turn."""
+        self.n_batches += len(batches)
+        self.n_rows += sum(rows.n_rows for rows in batches)
+        self.anything |= anything
 
 
 class FoldTurn:
@@ -68,6 +93,9 @@ class FoldTurn:
         self._gauges = gauges
         self._progress = progress
         self._folds = ModelFolds(config)
+        self._unwritten = _Unwritten()
+        self._written_s = clock.monotonic_s()
+        self._writing_s = 0.0
         self._circumstances_due_s = 0.0
         self._shares_due_s = 0.0
         self._servings: Mapping[tuple[str, str], Serving] = {}
@@ -80,14 +108,19 @@ class FoldTurn:
     def forget(self) -> None:
         """Forget all that is folded and not stored: the next turn starts from the database."""
         self._folds = ModelFolds(self._config)
+        self._unwritten = _Unwritten()
 
-    async def fold(self, connection: Connection, models: Collection[str], last: int) -> Callable[[], bool]:
+    async def fold(
+        self, connection: Connection, models: Collection[str], last: int, *, more: bool = False
+    ) -> Callable[[], bool]:
         """Fold what waits of models, up to a limit, inside a transaction.
 
         Parameters
         ----------
         last
             Last batch that has a number.
+        more
+            Whether further batches wait for a number.
 
         Returns
         -------
@@ -103,7 +136,7 @@ class FoldTurn:
         if not positions:
             return self._show_nothing
         folds = self._folds
-        after = min(position.fold_seq for position in positions.values())
+        after = folds.after
         with self._processor_time.part("read"):
             batches, until = await next_batches(
                 connection, models, after, last, BATCHES_AT_ONCE, most_rows=ROWS_AT_ONCE
@@ -122,13 +155,79 @@ class FoldTurn:
             # A probe of the admin port, and the renewal of the lease, wait for one batch at most.
             await asyncio.sleep(0)
         folds.skip(until)
-        outcomes = {
-            model: await self._explainer.explain(Evidence(connection), outcome, folds.catalog)
-            for model, outcome in folds.take().items()
-        }
-        self._progress()
         # Positions, too, where others' batches were passed over: a fold that is ahead of what is stored counts as lost.
-        if batches or new or until > after or any(outcome.verdicts for outcome in outcomes.values()):
+        self._unwritten.add(batches, anything=bool(batches or new or until > after))
+        decided = any(rows.decisions or rows.slices or rows.closes for rows in batches)
+        writes = bool(new) or decided or folds.has_news or self._is_due(waits=more or until < last)
+        transitions = await self._write(connection, positions) if writes else ()
+        # While a result waits to be written, the gauges show what is stored.
+        shows = writes or not self._unwritten.anything
+        mitigated = await mitigated_slices(connection) if shows else {}
+
+        def committed() -> bool:
+            if writes:
+                folds.stored()
+            if shows:
+                self._gauges.show(folds.current(), folds.catalog, folds.floors(), mitigated, self._servings)
+            self._say(transitions)
+            self._processor_time.answered(sum(len(batch.comparisons) for batch in batches))
+            if batches:
+                self._folded.add(len(batches))
+                self._fold_time.record(self._clock.monotonic_s() - begun_s)
+            return until < last
+
+        return committed
+
+    async def finish(self, connection: Connection) -> None:
+        """Write what was folded and is not written yet, inside a transaction, before the process ends.
+
+        A release that knows one position for all models goes on behind the last number.
+        """
+        if not self._unwritten.anything:
+            return
+        positions = await lock_positions(connection, self._folds.models)
+        self._folds.keep(positions)
+        if self._folds.models:
+            await self._write(connection, positions)
+
+    def _is_due(self, *, waits: bool) -> bool:
+        """Return whether what was folded is to be written now, although nothing is to be sent.
+
+        Parameters
+        ----------
+        waits
+            Whether more batches wait to be folded.
+        """
+        unwritten = self._unwritten
+        if (
+            unwritten.n_batches >= _TURNS_UNWRITTEN * BATCHES_AT_ONCE
+            or unwritten.n_rows >= _TURNS_UNWRITTEN * ROWS_AT_ONCE
+            or self._folds.n_sums >= _SUMS_UNWRITTEN
+        ):
+            return True
+        longest_s = LONGEST_UNWRITTEN_S
+        if not waits:
+            longest_s = min(longest_s, self._writing_s / _WRITING_SHARE)
+        return self._clock.monotonic_s() - self._written_s >= longest_s
+
+    async def _write(
+        self, connection: Connection, positions: Mapping[str, Position]
+    ) -> Sequence[TransitionRow]:
+        """Write what has come of all that was folded since the last time; return the changes of verdict.
+
+        Parameters
+        ----------
+        positions
+            As they are stored.
+        """
+        begun_s = self._clock.monotonic_s()
+        folds = self._folds
+        outcomes: dict[str, FoldResult] = {}
+        for model, outcome in folds.take():
+            outcomes[model] = await self._explainer.explain(Evidence(connection), outcome, folds.catalog)
+            self._progress()
+            await asyncio.sleep(0)
+        if self._unwritten.anything or any(outcome.verdicts for outcome in outcomes.values()):
             with self._processor_time.part("write"):
                 await write_models(
                     connection,
@@ -138,19 +237,11 @@ class FoldTurn:
                     webhook=bool(self._config.notify.webhook_url),
                     ways=ways_with(self._config, folds.catalog),
                 )
-        mitigated = await mitigated_slices(connection)
-
-        def committed() -> bool:
-            self._gauges.show(folds.current(), folds.catalog, folds.floors(), mitigated, self._servings)
-            for outcome in outcomes.values():
-                self._say(outcome.transitions)
-            self._processor_time.answered(sum(len(batch.comparisons) for batch in batches))
-            if batches:
-                self._folded.add(len(batches))
-                self._fold_time.record(self._clock.monotonic_s() - begun_s)
-            return until < last
-
-        return committed
+        self._progress()
+        self._unwritten = _Unwritten()
+        self._written_s = self._clock.monotonic_s()
+        self._writing_s = self._written_s - begun_s
+        return [row for outcome in outcomes.values() for row in outcome.transitions]
 
     def _show_nothing(self) -> bool:
         self._gauges.clear()

@@ -264,6 +264,8 @@ class MonitorService:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+        with contextlib.suppress(RetryError, OperatorError):
+            await self._finish_fold()
         if self._shards.takes_part:
             with contextlib.suppress(RetryError, OperatorError):
                 await self._shards.release()
@@ -336,7 +338,9 @@ class MonitorService:
             async with self._database.begin() as connection:
                 await self._leadership.fence(connection)
                 last, more = await self._number(connection)
-                committed = await self._fold.fold(connection, await model_numbers(connection), last)
+                committed = await self._fold.fold(
+                    connection, await model_numbers(connection), last, more=more
+                )
                 await sum_up(connection)
             return committed() or more
         more = False
@@ -361,6 +365,18 @@ class MonitorService:
             ]
             committed = await self._fold.fold(connection, models, now.fold_seq)
         return committed() or more
+
+    async def _finish_fold(self) -> None:
+        """Write what was folded and not written, so that the next monitor does not fold it again."""
+        is_alone = self._config.monitor.shards == 1
+        if not self._connected or (is_alone and not self._leadership.leads):
+            return
+        async with self._database.begin() as connection:
+            if is_alone:
+                await self._leadership.fence(connection)
+            await self._fold.finish(connection)
+            if is_alone:
+                await sum_up(connection)
 
     async def _number(self, connection: Connection) -> tuple[int, bool]:
         """Assign numbers to new batches; return how far they have numbers, and whether more may wait."""

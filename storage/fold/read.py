@@ -53,6 +53,7 @@ from quantdrift.storage.snapshot import KNOWN_STRATA
 
 _HOUR: Final = timedelta(hours=1)
 _ALL: Final = 2**62
+_CLAIMS_AHEAD: Final = 6  # a process that folds may keep four of them in memory before it writes its position
 _Row = RowMapping | Mapping[str, Any]
 _MONITOR: Final = "monitor"  # worker of the batches that it makes itself
 
@@ -471,7 +472,7 @@ async def number(
 ) -> tuple[int, bool]:
     """Assign numbers to up to `most` new batches; return how far batches have numbers, and whether more may wait for one.
 
-    Only the monitor that leads does it. Where other processes fold, it goes no further ahead of the fastest than two claims.
+    Only the monitor that leads does it. Where other processes fold, it goes no further ahead of the fastest than `_CLAIMS_AHEAD`.
 
     Parameters
     ----------
@@ -485,7 +486,7 @@ async def number(
     await begin_models(connection, last, known=row["model_seq"] == last)
     fastest = await connection.scalar(_FASTEST)
     numbered: list[dict[str, Any]] = []
-    if shards == 1 or fastest is None or last - fastest < 2 * most:
+    if shards == 1 or fastest is None or last - fastest < _CLAIMS_AHEAD * most:
         numbered = await _number(connection, last, most, horizon, most_rows)
     if numbered:
         await _take_over(connection, min(each["fold_seq"] for each in numbered))

@@ -75,6 +75,23 @@ async def test_a_leader_that_makes_progress_keeps_the_lead_through_a_long_step(p
         assert await one.acquire()
 
 
+async def test_a_process_that_stood_still_for_less_than_the_lease_keeps_the_lead(
+    postgres_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also with an answer under way: it came in time, and only was not read. The log says how long the process stood still."""
+    async with Leadership(postgres_dsn, lease_s=4.0, timeout_s=0.5) as one, Leadership(postgres_dsn) as two:
+        assert await one.acquire()
+        asking, loop = asyncio.create_task(one.acquire()), asyncio.get_running_loop()
+        # Right behind the step that sends the question, nothing of this process runs.
+        loop.call_soon(loop.call_soon, time.sleep, 1.5)
+        assert await asking
+        async with asyncio.timeout(DEADLINE_S):
+            while "this monitor stood still for 1." not in caplog.text:
+                await asyncio.sleep(0.01)
+        assert one.leads
+        assert not await two.acquire()
+
+
 async def test_a_stopped_process_loses_the_lead_with_its_lease(postgres_dsn: str) -> None:
     """Its connection stays open, but Postgres ends a session that has sent nothing for so long."""
     process = await asyncio.create_subprocess_exec(

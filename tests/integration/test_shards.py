@@ -4,16 +4,16 @@ import asyncio
 import json
 import random
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 import pytest
 
-from quantdrift.core.clock import SystemClock
+from quantdrift.core.clock import ManualClock
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.fold_turn import FoldTurn
+from quantdrift.monitor.fold_turn import LONGEST_UNWRITTEN_S, FoldTurn
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.models import model_numbers, sum_up
@@ -47,14 +47,16 @@ _QUERIES = {
 _NUMBERS = ("incident", "explained_by_id", "explains_ids")
 
 
+CLOCK = ManualClock(datetime(2026, 3, 1, tzinfo=UTC))
+
+
 def folding() -> FoldTurn:
-    """Return what folds, as a monitor that has just started."""
-    clock = SystemClock()
+    """Return what folds, as a monitor that has just started. By `CLOCK`, which stands still, no turn is written because of its time."""
     return FoldTurn(
         config=CONFIG,
         telemetry=Telemetry("test", []),
-        clock=clock,
-        gauges=SliceGauges(clock, 100),
+        clock=CLOCK,
+        gauges=SliceGauges(CLOCK, 100),
         progress=lambda: None,
     )
 
@@ -77,7 +79,8 @@ async def fold_shards(database: Database, turn: FoldTurn, numbers: Collection[in
 
 
 async def fold_alone(database: Database, turn: FoldTurn, most: int = 10_000) -> None:
-    """Give numbers and fold as a monitor that folds all models, in one transaction."""
+    """Give numbers, fold and write as a monitor that folds all models, in one transaction."""
+    CLOCK.advance(LONGEST_UNWRITTEN_S)
     async with database.begin() as connection:
         last, _ = await number(connection, most, _REORDER, most_rows=10**9)
         committed = await turn.fold(connection, await model_numbers(connection), last)
@@ -103,7 +106,7 @@ def _without_numbers(details: str) -> dict[str, Any]:
 
 
 async def test_a_model_has_the_same_rows_in_any_shard(databases: Databases) -> None:
-    """Bit for bit: folded as one process does, and as three that lag, are killed, and take each other's shards over."""
+    """Bit for bit: folded as one process does, and as three that lag, are killed with turns that are not written, and take each other's shards over."""
     async with databases.copy(fill) as dsn, Database(dsn) as database, connected(dsn) as record:
         turn = folding()
         while await waiting(database):
@@ -118,17 +121,48 @@ async def test_a_model_has_the_same_rows_in_any_shard(databases: Databases) -> N
                 turn = rng.choice(turns)
                 if rng.random() < 0.2:
                     turn.forget()  # another process that begins from what is stored
+                if rng.random() < 0.5:
+                    CLOCK.advance(LONGEST_UNWRITTEN_S)  # the turn is written
                 await fold_shards(database, turn, [shard])
-        for shard, turn in enumerate(
-            turns
-        ):  # what is of other models is no concern of theirs, and noted as such
-            await fold_shards(database, turn, [shard])
+        for shard, turn in enumerate(turns):
+            CLOCK.advance(LONGEST_UNWRITTEN_S)
+            await fold_shards(database, turn, [shard])  # what is of other models is noted as folded, too
         found = await result(record)
     for name, rows in expected.items():
         assert found[name] == rows, name
     assert {row[0] for row in expected["alert"]} == {1, 2, 3}
     assert len(expected["model_span"]) == _SHARDS
     assert any(row[4] == "imported" and row[-1] == 1 for row in expected["baseline"])
+
+
+async def test_what_is_sent_is_written_with_its_turn_and_the_rest_where_it_is_due(
+    databases: Databases,
+) -> None:
+    """While no time passes, a turn without an alert is not written, and one with an alert is, with all before it; so is the rest at the end."""
+    stored = "select coalesce(min(fold_seq), 0) from model_fold"
+    async with databases.copy(fill) as dsn, Database(dsn) as database, connected(dsn) as record:
+        turn = folding()
+        ends: list[tuple[int, int]] = []
+        more = True
+        while more:
+            async with database.begin() as connection:
+                last, more = await number(connection, 7, _REORDER, most_rows=10**9)
+                committed = await turn.fold(connection, await model_numbers(connection), last, more=True)
+                await sum_up(connection)
+            committed()
+            ends.append((last, await record.fetchval(stored)))
+        for row in await record.fetch(
+            "select t.fold_seq from outbox o join transition t on t.id = o.transition_id order by 1"
+        ):
+            last, written = next(end for end in ends if end[0] >= row["fold_seq"])
+            assert written == last
+        assert sum(written < last for last, written in ends) > len(ends) / 2
+        last, written = ends[-1]
+        assert written < last
+        async with database.begin() as connection:
+            await turn.finish(connection)
+        assert await record.fetchval(stored) == last
+        assert await record.fetchval("select count(*) from outbox") >= 3
 
 
 async def test_a_release_that_knows_one_position_may_fold_in_between(databases: Databases) -> None:

@@ -29,4 +29,4 @@ def test_a_model_gets_no_noise_of_another_one() -> None:
     foreign = msgspec.structs.replace(own, model_version_id=letters, slice_ids=(letters,))
     folds.batch(msgspec.structs.replace(rows, model="digits", noise=(foreign, own)))
     assert {row.model_version_id for row in folds.floors()} == {WITH_REFERENCE}
-    assert all(outcome.position.fold_seq == rows.fold_seq for outcome in folds.take().values())
+    assert all(outcome.position.fold_seq == rows.fold_seq for _, outcome in folds.take())

@@ -53,6 +53,7 @@ from quantdrift.storage.fold_rows import (
     BatchRows,
     Catalog,
     Circumstances,
+    Episode,
     FloorRow,
     FoldResult,
     ItemCount,
@@ -97,6 +98,12 @@ class Fold:
     def position(self) -> Position:
         """How far it has come."""
         return self.state.position
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` would return what is sent: an alert that opens, changes or ends, or a change of noise."""
+        sent = any(row.episode is not Episode.NONE for row in self.state.transitions)
+        return sent or self.state.noise.has_changed
 
     @property
     def catalog(self) -> Catalog:

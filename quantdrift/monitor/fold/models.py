@@ -5,7 +5,7 @@ tallies of sidecars; all of them come in one order, which the database keeps. So
 and in any shard.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -46,23 +46,49 @@ class ModelFolds:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._folds: dict[str, Fold] = {}
+        self._stored: dict[str, int] = {}
         self.catalog = _NOTHING
 
     def keep(self, positions: Mapping[str, Position]) -> list[str]:
-        """Forget the folds of models that are elsewhere than these positions; return the models that have to begin.
+        """Forget the folds of models that are stored elsewhere than they were; return the models that have to begin.
 
         A fold that another process has taken further, or that is not this process's concern any more, begins from what is stored.
         """
         self._folds = {
             model: fold
             for model, fold in self._folds.items()
-            if model in positions and fold.position.fold_seq == positions[model].fold_seq
+            if model in positions and self._stored[model] == positions[model].fold_seq
         }
         return [model for model in positions if model not in self._folds]
 
     def begin(self, model: str, snapshot: Snapshot) -> None:
         """Begin or continue with a model from what is stored."""
         self._folds[model] = Fold(self._config, snapshot)
+        self._stored[model] = snapshot.position.fold_seq
+
+    def stored(self) -> None:
+        """Note that all that `take` returned is stored."""
+        self._stored = {model: fold.position.fold_seq for model, fold in self._folds.items()}
+
+    @property
+    def models(self) -> list[str]:
+        """The models that have begun."""
+        return list(self._folds)
+
+    @property
+    def after(self) -> int:
+        """The last batch that all of them have folded."""
+        return min(fold.position.fold_seq for fold in self._folds.values())
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` would return what is sent: an alert that opens, changes or ends, or a change of noise."""
+        return any(fold.has_news for fold in self._folds.values())
+
+    @property
+    def n_sums(self) -> int:
+        """How many sums of a slice and hour `take` would return."""
+        return sum(fold.state.rollup.n_rows for fold in self._folds.values())
 
     def policies(self) -> set[int]:
         """Return the policies that any of them needs."""
@@ -105,9 +131,10 @@ class ModelFolds:
         for fold in self._folds.values():
             fold.skip(fold_seq)
 
-    def take(self) -> dict[str, FoldResult]:
-        """Return by model what is to be written since the last call, and forget it."""
-        return {model: fold.take() for model, fold in self._folds.items()}
+    def take(self) -> Iterator[tuple[str, FoldResult]]:
+        """Yield by model what is to be written since the last call, and forget it."""
+        for model, fold in self._folds.items():
+            yield model, fold.take()
 
     def current(self) -> list[VerdictRow]:
         """Return the verdicts that gauges show."""

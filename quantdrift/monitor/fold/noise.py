@@ -214,6 +214,11 @@ class NoiseFloors:
         """Return the floors of versions, in the order of their keys."""
         return [self._rows[key] for key in sorted(self._rows) if key[1] == _VERSION]
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether `take` would return a change that is sent."""
+        return bool(self._changes)
+
     def take(self) -> tuple[tuple[FloorRow, ...], tuple[NoiseChangeRow, ...], tuple[tuple[int, int], ...]]:
         """Return the floors and changes to write, and the slices to delete, since the last call."""
         rows = tuple(self._rows[key] for key in sorted(self._dirty))

@@ -42,6 +42,11 @@ class Rollup:
         self._rows: dict[tuple[int, int, int], int] = {}
         self._sums = np.zeros((16, _SIZE))
 
+    @property
+    def n_rows(self) -> int:
+        """How many sums there are."""
+        return len(self._rows)
+
     def add(self, columns: Columns, which: BoolArray, cap: FloatArray, unmeasured: BoolArray) -> None:
         """Add groups: the items of one exchange that lie in a slice.
 

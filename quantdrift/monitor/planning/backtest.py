@@ -134,7 +134,7 @@ class Backtest:
         for rows in batches:
             self._n_items += len(rows.comparisons)
             self._folds.batch(rows)
-        outcomes = self._folds.take().values()
+        outcomes = [outcome for _, outcome in self._folds.take()]
         changes = [
             msgspec.convert(row, StoredTransition, from_attributes=True)
             for outcome in outcomes
