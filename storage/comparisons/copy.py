@@ -1,6 +1,6 @@
 """The insertion of `comparison` rows by COPY: at line rate, and safe to repeat."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -11,40 +11,41 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.records import Way
 from quantdrift.storage.comparisons.rows import ComparedExchange
 
-COLUMNS: Final = (
-    "captured_at",
-    "exchange_id",
-    "item",
-    "batch_id",
-    "model_version_id",
-    "policy_id",
-    "slice_ids",
-    "n_items",
-    "source",
-    "header_stratum",
-    "body_stratum",
-    "pi1",
-    "pi2",
-    "u1",
-    "u2",
-    "group_key",
-    "flip",
-    "topk",
-    "js",
-    "divergence",
-    "margin",
-    "candidate_margin",
-    "reference_margin",
-    "detail",
-    "attributes",
-    "features",
-    "trace",
-    "tie",
-    "origin",
-    "latency_s",
-    "first_token_s",
-    "per_token_s",
-)
+_TYPES: Final = {
+    "captured_at": "timestamptz",
+    "exchange_id": "uuid",
+    "item": "smallint",
+    "batch_id": "bigint",
+    "model_version_id": "integer",
+    "policy_id": "integer",
+    "slice_ids": "integer[]",
+    "n_items": "smallint",
+    "source": "text",
+    "header_stratum": "text",
+    "body_stratum": "text",
+    "pi1": "float8",
+    "pi2": "float8",
+    "u1": "float8",
+    "u2": "float8",
+    "group_key": "text",
+    "flip": "boolean",
+    "topk": "boolean",
+    "js": "float8",
+    "divergence": "float8",
+    "margin": "float8",
+    "candidate_margin": "float8",
+    "reference_margin": "float8",
+    "detail": "jsonb",
+    "attributes": "jsonb",
+    "features": "jsonb",
+    "trace": "text",
+    "tie": "boolean",
+    "origin": "text",
+    "latency_s": "float8",
+    "first_token_s": "float8",
+    "per_token_s": "float8",
+}
+COLUMNS: Final = tuple(_TYPES)
 _STAGING: Final = "comparison_staging"
 _CREATE_STAGING: Final = f"""
     create temp table if not exists {_STAGING} (like comparison including defaults) on commit drop;
@@ -54,6 +55,17 @@ _MERGE: Final = f"""
     insert into comparison ({", ".join(COLUMNS)}) select {", ".join(COLUMNS)} from {_STAGING}
     on conflict do nothing
 """  # noqa: S608 - constants
+
+# The values of each column are one parameter. Arrays of arrays have equal lengths in Postgres, so slices are text there.
+_SENT: Final = {
+    name: ("text", f"::{kind}") if kind.endswith("[]") else (kind, "")
+    for name, kind in _TYPES.items()
+    if name != "batch_id"
+}
+N_COLUMNS: Final = len(_SENT)
+
+MOST_ALONE: Final = 128
+"""Comparisons up to which one statement for all of a batch costs less than a transaction with COPY."""
 
 Row = tuple[Any, ...]
 InsertRows = Callable[[AsyncConnection, list[Row]], Awaitable[tuple[int, frozenset[date]]]]
@@ -115,6 +127,34 @@ def comparison_rows(
         )
         for index, item in enumerate(compared.items)
     ]
+
+
+def rows_insertion(batch: str, first: int, source: str) -> str:
+    """Return the statement that inserts rows, of which `column_values` makes the parameters.
+
+    Parameters
+    ----------
+    batch
+        Expression: the id of their batch.
+    first
+        Number of the first of its `N_COLUMNS` parameters.
+    source
+        A table with one row, of which `batch` may name columns.
+    """
+    arrays = ", ".join(f"${number}::{kind}[]" for number, (kind, _) in enumerate(_SENT.values(), first))
+    values = ", ".join(f"one.{name}{cast}" for name, (_, cast) in _SENT.items())
+    return f"""
+        insert into comparison (batch_id, {", ".join(_SENT)}) select {batch}, {values}
+        from {source}, unnest({arrays}) as one ({", ".join(_SENT)})
+    """  # noqa: S608 - constants
+
+
+def column_values(rows: Sequence[Row]) -> list[Sequence[Any]]:
+    """Return the values of each column of rows, as `rows_insertion` takes them; the id of their batch is not read."""
+    values = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
+    del values["batch_id"]
+    values["slice_ids"] = tuple([f"{{{','.join(map(str, ids))}}}" for ids in values["slice_ids"]])
+    return list(values.values())
 
 
 async def copy_comparisons(connection: AsyncConnection, rows: list[Row]) -> tuple[int, frozenset[date]]:
