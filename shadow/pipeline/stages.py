@@ -452,9 +452,9 @@ class Stages:
                 limit = f"within {self._replay_limit_s:g} s"
                 end(BrokenRuntimeError(f"the step `{step}` of a batch did not end {limit}"))
 
-        timer = loop.call_later(self._replay_limit_s, check)
         queued = thread.submit(do)
         queued.add_done_callback(done)
+        timer = loop.call_later(self._replay_limit_s, check)
         try:
             await ended
         finally:

@@ -223,12 +223,9 @@ class Writer:
                 if not referenced.are_in(ids):
                     ids = await _known(partial(driver.fetch, _KNOWN_NUMBERED), referenced, self._places)
                     self._remember(ids)
-                if not referenced.are_in(ids):
+                if (values := self._values_alone(batch, referenced, ids, as_blocks=as_blocks)) is None:
                     return None
-                values = self._values_alone(batch, referenced, ids, as_blocks=as_blocks)
                 await driver.fetchval(_STORE_BLOCK_ALONE if as_blocks else _STORE_ROWS_ALONE, *values)
-        except NotAsBlocksError:
-            return None
         except (asyncpg.PostgresError, RetryError, OperatorError):
             self._ids = ({}, {}, {})
             return None
@@ -237,22 +234,21 @@ class Writer:
 
     def _values_alone(
         self, batch: StoreBatch, referenced: "_Referenced", ids: "_Ids", *, as_blocks: bool
-    ) -> list[Any]:
-        """Return the values of `_STORE_BLOCK_ALONE` or `_STORE_ROWS_ALONE`.
-
-        Raises
-        ------
-        NotAsBlocksError
-            It is not one block, or a name has the character that separates names.
-        """
+    ) -> list[Any] | None:
+        """Return the values of `_STORE_BLOCK_ALONE` or `_STORE_ROWS_ALONE`, or None where ids are missing, or the batch is not one block."""
+        if not referenced.are_in(ids):
+            return None
         rows = _rows(batch, 0, ids)
+        try:
+            blocks, with_ids = Blocks(rows) if as_blocks else None, referenced.with_ids(ids)
+        except NotAsBlocksError:
+            return None
         head = [*_batch_values(batch, len(rows), Counter(), ()).values(), *arrival_rows(batch.numbered)]
-        if not as_blocks:
-            return [*head, *column_values(rows), *referenced.with_ids(ids)]
-        blocks = Blocks(rows)
+        if blocks is None:
+            return [*head, *column_values(rows), *with_ids]
         if len(blocks.blocks) > 1 or blocks.few:
-            raise NotAsBlocksError
-        return [*head, blocks.days, *blocks.blocks[0], *referenced.with_ids(ids)]
+            return None
+        return [*head, blocks.days, *blocks.blocks[0], *with_ids]
 
     async def _store_blocks(self, batch: StoreBatch) -> Written:
         """Store a batch of which nothing is quarantined and numbers tell what was stored before, in few statements.

@@ -241,7 +241,7 @@ class PullInbox:
             self._enough.set()
 
     async def _next(self, n: int, n_bytes: int, until: float) -> Msg:
-        """Return the next message, if there is none once `n` or `n_bytes` have arrived, or a status; to be woken for each would cost more.
+        """Return the next message. If there is none, wait until `n` messages, `n_bytes` or a status have arrived: a wake-up for each costs more.
 
         Raises
         ------
