@@ -140,7 +140,7 @@ async def test_one_statement_stores_the_same_as_a_transaction(
     slices = tuple(
         SliceKey(model="digits", name=f"s={value}", predicate=f's = "{value}"') for value in ("", odd, "NULL")
     )
-    undefined = dict.fromkeys(
+    undefined: dict[str, Any] = dict.fromkeys(
         ("flip", "topk", "js", "divergence", "margin", "candidate_margin", "reference_margin", "detail")
     )
     now = datetime.now(UTC)
