@@ -67,6 +67,8 @@ _OPERATOR_STATES: Final = {
     "42703": "run `quantdrift db upgrade`",
     "42883": "run `quantdrift db upgrade`",
 }
+# Rows that are there already, or that no partition takes, and what our own functions refuse.
+_REFUSED_STATES: Final = ("23", "QD")
 POOL_SIZE: Final = 4
 """Connections of each process: each of the few tasks that run at a time has one."""
 STATEMENT_TIMEOUT_S: Final = 30.0
@@ -144,17 +146,20 @@ class Database:
         async with translated():
             connection = self._kept.pop() if self._kept else await self._engine.connect()
             driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
+            is_usable = False
             try:
                 yield driver
-            except BaseException:
-                # Whether it can be used any more is not sure for any error.
-                await connection.invalidate()
-                await connection.close()
+                is_usable = True
+            except asyncpg.PostgresError as error:
+                is_usable = (error.sqlstate or "").startswith(_REFUSED_STATES)
                 raise
-            if len(self._kept) >= self._most_kept or driver.is_closed():
-                await connection.close()
-            else:
-                self._kept.append(connection)
+            finally:
+                if not is_usable:  # after any other error that is not sure
+                    await connection.invalidate()
+                if not is_usable or driver.is_closed() or len(self._kept) >= self._most_kept:
+                    await connection.close()
+                else:
+                    self._kept.append(connection)
 
     async def ping(self) -> None:
         """Check that the server answers.

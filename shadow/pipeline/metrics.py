@@ -134,10 +134,12 @@ class ShadowMetrics:
             Per model, vectors that were not sampled because of `MOST_VECTORS`, counted since the start.
         """
         for model, count in overflow.items():
-            self._overflow.add(count - self._overflown.get(model, 0), {"model": model})
+            if more := count - self._overflown.get(model, 0):
+                self._overflow.add(more, {"model": model})
         self._overflown = overflow
         for model, count in over_cap.items():
-            self._vectors.add(count - self._over_cap.get(model, 0), {"model": model, "outcome": "over_cap"})
+            if more := count - self._over_cap.get(model, 0):
+                self._vectors.add(more, {"model": model, "outcome": "over_cap"})
         self._over_cap = dict(over_cap)
 
     def compared(self, batch: Sequence[PreparedExchange], outcomes: Sequence[Outcome]) -> None:
@@ -231,10 +233,11 @@ class ShadowMetrics:
     def measured(self, counts: Mapping[tuple[str, Side, str], int]) -> None:
         """Record items chosen for noise measurement, by model, side and outcome; `counts` run from the start."""
         now = dict(counts)
+        if now == self._measured:
+            return
         for (model, side, outcome), count in now.items():
-            labels = {"model": model, "side": side.value, "outcome": outcome}
             if more := count - self._measured.get((model, side, outcome), 0):
-                self._noise_items.add(more, labels)
+                self._noise_items.add(more, {"model": model, "side": side.value, "outcome": outcome})
         self._measured = now
 
     def config_warned(self, warnings: Iterable[tuple[str, str]]) -> None:

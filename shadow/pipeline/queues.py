@@ -34,7 +34,7 @@ class BatchQueues(Generic[Batch]):
         self._n_in_flight = 0
         self._only: str | None = None
         self._redelivery = asyncio.Lock()
-        self._changed = asyncio.Event()
+        self._changes: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     async def put(self, model: str, batch: Batch) -> None:
         """Add a batch; waits while an earlier batch of the model is waiting."""
@@ -49,7 +49,7 @@ class BatchQueues(Generic[Batch]):
             wait_s = self._fair_share.wait_s(self._clock.monotonic_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(wait_s, _LONGEST_S) if wait_s else None):
-                    await self._wait_for_change()
+                    await self._wait_for_change(self._may_serve)
         self._n_in_flight += 1
         batch = self._waiting.pop(ready.model)
         self._notify()
@@ -104,13 +104,24 @@ class BatchQueues(Generic[Batch]):
             self._clock.monotonic_s(), among=self._candidates(), keep_budgets=keep_budgets
         )
 
+    def _may_serve(self) -> bool:
+        return self._n_in_flight < self._max_in_flight and bool(self._candidates())
+
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            await self._wait_for_change()
+            await self._wait_for_change(condition)
 
-    async def _wait_for_change(self) -> None:
-        await self._changed.wait()
+    async def _wait_for_change(self, condition: Callable[[], bool]) -> None:
+        """Wait for the next change after which `condition` is true."""
+        waiting = condition, asyncio.get_running_loop().create_future()
+        self._changes.append(waiting)
+        try:
+            await waiting[1]
+        finally:
+            self._changes.remove(waiting)
 
     def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        # The readers of all other models wait as well: each change would wake them all.
+        for condition, changed in self._changes:
+            if not changed.done() and condition():
+                changed.set_result(None)

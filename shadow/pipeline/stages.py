@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -44,6 +44,8 @@ _FIRST_PAUSE_S = 0.2
 # A sidecar publishes within a second, and the stream drops a second message of an exchange for two minutes.
 _PUBLISHED_WITHIN = timedelta(seconds=10)
 _LONGEST_PAUSE_S = 30.0
+_SMALL_BYTES = 64 << 10
+"""A batch of so many bytes is assembled in less time than it takes to hand it to a thread."""
 
 Done = TypeVar("Done")
 
@@ -71,6 +73,25 @@ class _ToCompare(msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[Answer]
     at: datetime
     took_s: float
+
+
+class _Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """What the comparison of a batch has found.
+
+    Parameters
+    ----------
+    overflow, over_cap
+        Counts that only the thread that compares may read: it updates them for every pipeline.
+    compare_s, slices_s
+        Seconds that each step took.
+    """
+
+    outcomes: list[Outcome]
+    batch: StoreBatch
+    overflow: dict[str, int]
+    over_cap: dict[str, int]
+    compare_s: float
+    slices_s: float
 
 
 class _ToStore(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,9 +182,14 @@ class Stages:
             cases = [message.case for message in messages]
             if messages:
                 self._meters.record_step(BatchStep.WAIT, self._clock.monotonic_s() - messages[0].at_s)
-            in_progress = await self._in_thread(
-                self._compare_thread, lambda: self._assessor.begin(cases), BatchStep.ASSEMBLE
-            )
+            if sum(len(delivery.data) for delivery in deliveries) <= _SMALL_BYTES:
+                began_s = self._clock.monotonic_s()
+                in_progress = self._assessor.begin(cases)
+                self._meters.record_step(BatchStep.ASSEMBLE, self._clock.monotonic_s() - began_s)
+            else:
+                in_progress, _ = await self._timed_in_thread(
+                    self._compare_thread, lambda: self._assessor.begin(cases), BatchStep.ASSEMBLE
+                )
             self._meters.entered(id(deliveries), BatchStep.REPLAY)
             await self._to_replay.put(
                 _ToReplay(deliveries=deliveries, in_progress=in_progress, ready_batch=ready_batch)
@@ -193,18 +219,14 @@ class Stages:
         replayed = await self._to_compare.get()
         in_progress, deliveries = replayed.ready.in_progress, replayed.ready.deliveries
         async with self._release_on_failure(deliveries):
-            outcomes = await self._in_thread(
-                self._compare_thread,
-                lambda: self._assessor.compare(in_progress, replayed.outputs),
-                BatchStep.COMPARE,
+            compared = await self._in_thread(
+                self._compare_thread, lambda: self._compared(replayed), BatchStep.COMPARE
             )
-            self._meters.compared(in_progress.prepared, outcomes)
-            batch, overflow, over_cap = await self._in_thread(
-                self._compare_thread,
-                lambda: self._store_batch(in_progress, replayed.outputs, outcomes, replayed.at),
-                BatchStep.SLICES,
-            )
-            self._meters.assessed(overflow, over_cap)
+            batch = compared.batch
+            self._meters.record_step(BatchStep.COMPARE, compared.compare_s)
+            self._meters.record_step(BatchStep.SLICES, compared.slices_s)
+            self._meters.compared(in_progress.prepared, compared.outcomes)
+            self._meters.assessed(compared.overflow, compared.over_cap)
             self._meters.config_warned(self._assessor.config_warnings.found)
             numbered = tuple(delivery.numbered for delivery in deliveries if delivery.numbered is not None)
             replay_s = replayed.took_s if in_progress.prepared else None
@@ -288,16 +310,23 @@ class Stages:
                 )
             )
 
-    def _store_batch(
-        self,
-        in_progress: BatchInProgress,
-        outputs: Sequence[Answer],
-        outcomes: Sequence[Outcome],
-        at: datetime,
-    ) -> tuple[StoreBatch, dict[str, int], dict[str, int]]:
-        """Return the rows to store, with counts that only this thread may read: it updates them for every pipeline."""
-        batch = self._assessor.record(in_progress, outputs, outcomes, at)
-        return batch, self._assessor.overflow(), dict(self._assessor.learned.n_over_cap)
+    def _compared(self, replayed: _ToCompare) -> _Compared:
+        """Compare a batch and assign it to slices."""
+        in_progress, outputs = replayed.ready.in_progress, replayed.outputs
+        began_s = self._clock.monotonic_s()
+        with self._meters.processor_time.part(BatchStep.COMPARE.value):
+            outcomes = self._assessor.compare(in_progress, outputs)
+        compared_s = self._clock.monotonic_s()
+        with self._meters.processor_time.part(BatchStep.SLICES.value):
+            batch = self._assessor.record(in_progress, outputs, outcomes, replayed.at)
+        return _Compared(
+            outcomes=outcomes,
+            batch=batch,
+            overflow=self._assessor.overflow(),
+            over_cap=dict(self._assessor.learned.n_over_cap),
+            compare_s=compared_s - began_s,
+            slices_s=self._clock.monotonic_s() - compared_s,
+        )
 
     async def _store_vectors_once(self, vectors: Sequence[VectorRow]) -> None:
         if not vectors:
@@ -357,7 +386,7 @@ class Stages:
         noise = self._assessor.noise
         if in_progress.prepared and noise.is_due(in_progress.prepared[0]):
             try:
-                await self._in_thread(
+                await self._timed_in_thread(
                     self._replay_thread,
                     lambda: _measure_noise(noise, in_progress.prepared[0]),
                     BatchStep.NOISE,
@@ -367,14 +396,25 @@ class Stages:
                 raise
         self._meters.measured(noise.counts)
 
-    async def _in_thread(self, thread: Executor, work: Callable[[], Done], step: BatchStep) -> Done:
-        result, _ = await self._timed_in_thread(thread, work, step)
-        return result
-
     async def _timed_in_thread(
         self, thread: Executor, work: Callable[[], Done], step: BatchStep
     ) -> tuple[Done, float]:
-        """Do `work` in a thread, and return its result and its duration in seconds.
+        """Do `work` as `_in_thread`, note how long it took, and return that with its result."""
+
+        def timed() -> tuple[Done, float]:
+            began_s = self._clock.monotonic_s()
+            with self._meters.processor_time.part(step.value):
+                result = work()
+            return result, self._clock.monotonic_s() - began_s
+
+        result, took_s = await self._in_thread(thread, timed, step)
+        self._meters.record_step(step, took_s)
+        return result, took_s
+
+    async def _in_thread(self, thread: Executor, work: Callable[[], Done], step: BatchStep) -> Done:
+        """Do `work` in a thread, and return its result.
+
+        The loop is woken once, at the end: a wake-up costs more than most of what is done for a small batch.
 
         Raises
         ------
@@ -382,28 +422,45 @@ class Stages:
             It did not end within `replay_limit_s`; the wait for the thread does not count.
         """
         loop = asyncio.get_running_loop()
-        started = asyncio.Event()
+        ended: asyncio.Future[None] = loop.create_future()
+        timer: asyncio.TimerHandle
+        began_s: float | None = None
 
-        def timed() -> tuple[Done, float]:
-            loop.call_soon_threadsafe(started.set)
+        def do() -> Done:
+            nonlocal began_s
             began_s = self._clock.monotonic_s()
-            with self._meters.processor_time.part(step.value):
-                result = work()
-            return result, self._clock.monotonic_s() - began_s
+            return work()
 
-        doing = loop.run_in_executor(thread, timed)
+        def done(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(end)
+
+        def end(error: Exception | None = None) -> None:
+            if ended.done():
+                return
+            if error is None:
+                ended.set_result(None)
+            else:
+                ended.set_exception(error)
+
+        def check() -> None:
+            nonlocal timer
+            took_s = 0.0 if began_s is None else self._clock.monotonic_s() - began_s
+            if took_s < self._replay_limit_s:
+                timer = loop.call_later(self._replay_limit_s - took_s, check)
+            else:
+                limit = f"within {self._replay_limit_s:g} s"
+                end(BrokenRuntimeError(f"the step `{step}` of a batch did not end {limit}"))
+
+        queued = thread.submit(do)
+        queued.add_done_callback(done)
+        timer = loop.call_later(self._replay_limit_s, check)
         try:
-            await started.wait()
-            async with asyncio.timeout(self._replay_limit_s):
-                result, took_s = await doing
-        except TimeoutError as error:
-            raise BrokenRuntimeError(
-                f"the step `{step}` of a batch did not end within {self._replay_limit_s:g} s"
-            ) from error
+            await ended
         finally:
-            doing.cancel()
-        self._meters.record_step(step, took_s)
-        return result, took_s
+            timer.cancel()
+            queued.cancel()
+        return queued.result()
 
     @asynccontextmanager
     async def _release_on_failure(self, deliveries: Sequence[Delivery]) -> AsyncIterator[None]:

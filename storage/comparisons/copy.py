@@ -12,40 +12,41 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.records import Exchange, Latency, Way
 from quantdrift.storage.comparisons.rows import ComparedExchange, VersionKey
 
-COLUMNS: Final = (
-    "captured_at",
-    "exchange_id",
-    "item",
-    "batch_id",
-    "model_version_id",
-    "policy_id",
-    "slice_ids",
-    "n_items",
-    "source",
-    "header_stratum",
-    "body_stratum",
-    "pi1",
-    "pi2",
-    "u1",
-    "u2",
-    "group_key",
-    "flip",
-    "topk",
-    "js",
-    "divergence",
-    "margin",
-    "candidate_margin",
-    "reference_margin",
-    "detail",
-    "attributes",
-    "features",
-    "trace",
-    "tie",
-    "origin",
-    "latency_s",
-    "first_token_s",
-    "per_token_s",
-)
+_TYPES: Final = {
+    "captured_at": "timestamptz",
+    "exchange_id": "uuid",
+    "item": "smallint",
+    "batch_id": "bigint",
+    "model_version_id": "integer",
+    "policy_id": "integer",
+    "slice_ids": "integer[]",
+    "n_items": "smallint",
+    "source": "text",
+    "header_stratum": "text",
+    "body_stratum": "text",
+    "pi1": "float8",
+    "pi2": "float8",
+    "u1": "float8",
+    "u2": "float8",
+    "group_key": "text",
+    "flip": "boolean",
+    "topk": "boolean",
+    "js": "float8",
+    "divergence": "float8",
+    "margin": "float8",
+    "candidate_margin": "float8",
+    "reference_margin": "float8",
+    "detail": "jsonb",
+    "attributes": "jsonb",
+    "features": "jsonb",
+    "trace": "text",
+    "tie": "boolean",
+    "origin": "text",
+    "latency_s": "float8",
+    "first_token_s": "float8",
+    "per_token_s": "float8",
+}
+COLUMNS: Final = tuple(_TYPES)
 _STAGING: Final = "comparison_staging"
 _CREATE_STAGING: Final = f"""
     create temp table if not exists {_STAGING} (like comparison including defaults) on commit drop;
@@ -55,6 +56,17 @@ _MERGE: Final = f"""
     insert into comparison ({", ".join(COLUMNS)}) select {", ".join(COLUMNS)} from {_STAGING}
     on conflict do nothing
 """  # noqa: S608 - constants
+
+# The values of each column are one parameter. Arrays of arrays have equal lengths in Postgres, so slices are text there.
+_SENT: Final = {
+    name: ("text", f"::{kind}") if kind.endswith("[]") else (kind, "")
+    for name, kind in _TYPES.items()
+    if name != "batch_id"
+}
+N_COLUMNS: Final = len(_SENT)
+
+MOST_ALONE: Final = 128
+"""Comparisons up to which one statement for all of a batch costs less than a transaction with COPY."""
 
 Row = tuple[Any, ...]
 Columns = dict[str, Sequence[Any]]
@@ -168,10 +180,13 @@ def json_lines(values: Sequence[Any]) -> str:
     return _JSON.encode_lines(values).decode()
 
 
+def _as_json(columns: Columns) -> Columns:
+    return {name: json_lines(columns[name]).split("\n")[:-1] for name in ("attributes", "features")}
+
+
 def rows_of(columns: Columns) -> list[Row]:
     """Return comparisons row by row, as they are copied."""
-    as_json = {name: json_lines(columns[name]).split("\n")[:-1] for name in ("attributes", "features")}
-    values = columns | as_json
+    values = columns | _as_json(columns)
     return list(zip(*(values[name] for name in COLUMNS), strict=True))
 
 
@@ -180,6 +195,33 @@ def columns_of(rows: Sequence[Row]) -> Columns:
     columns: Columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
     as_values = {name: list(map(msgspec.json.decode, columns[name])) for name in ("attributes", "features")}
     return columns | as_values
+
+
+def rows_insertion(batch: str, first: int, source: str) -> str:
+    """Return the statement that inserts rows, of which `column_values` makes the parameters.
+
+    Parameters
+    ----------
+    batch
+        Expression: the id of their batch.
+    first
+        Number of the first of its `N_COLUMNS` parameters.
+    source
+        A table with one row, of which `batch` may name columns.
+    """
+    arrays = ", ".join(f"${number}::{kind}[]" for number, (kind, _) in enumerate(_SENT.values(), first))
+    values = ", ".join(f"one.{name}{cast}" for name, (_, cast) in _SENT.items())
+    return f"""
+        insert into comparison (batch_id, {", ".join(_SENT)}) select {batch}, {values}
+        from {source}, unnest({arrays}) as one ({", ".join(_SENT)})
+    """  # noqa: S608 - constants
+
+
+def column_values(columns: Columns) -> list[Sequence[Any]]:
+    """Return the values of columns as `rows_insertion` takes them; the id of their batch is not read."""
+    slices = [f"{{{','.join(map(str, ids))}}}" for ids in columns["slice_ids"]]
+    values = columns | _as_json(columns) | {"slice_ids": slices}
+    return [values[name] for name in _SENT]
 
 
 async def copy_comparisons(connection: AsyncConnection, rows: list[Row]) -> tuple[int, frozenset[date]]:

@@ -49,12 +49,16 @@ from quantdrift.storage.comparisons.blocks import (
 )
 from quantdrift.storage.comparisons.copy import (
     COLUMNS,
+    MOST_ALONE,
+    N_COLUMNS,
     Columns,
     InsertRows,
+    column_values,
     comparison_columns,
     copy_comparisons,
     day_of,
     insert_comparisons,
+    rows_insertion,
     rows_of,
 )
 from quantdrift.storage.comparisons.places import Places
@@ -151,12 +155,17 @@ class Writer:
         # quarantined counts against the allowance of payloads: that is done once.
         # In a block nothing but its number tells that an exchange is stored: without it, it is looked for.
         if batch.compared and not batch.quarantined and (batch.known_by_number or not self._as_blocks):
-            as_blocks = self._as_blocks and batch.known_by_number and _n_items(batch) >= LEAST
+            n_items = _n_items(batch)
+            as_blocks = self._as_blocks and batch.known_by_number and n_items >= LEAST
             with suppress(
                 asyncpg.UniqueViolationError, asyncpg.CheckViolationError, NotAsBlocksError, _FinishedError
             ):
+                if as_blocks or n_items <= MOST_ALONE:
+                    alone = await self._store_alone(batch, n_items, as_blocks=as_blocks)
+                    if alone is not None:
+                        return alone
                 if as_blocks:
-                    return await self._store_alone(batch) or await self._store_blocks(batch)
+                    return await self._store_blocks(batch)
                 return await self._store(batch, copy_comparisons)
         return await self._store(batch, insert_comparisons, again=True)
 
@@ -204,7 +213,7 @@ class Writer:
             without_place=frozenset(others),
         )
 
-    async def _store_alone(self, batch: StoreBatch) -> Written | None:
+    async def _store_alone(self, batch: StoreBatch, n_items: int, *, as_blocks: bool) -> Written | None:
         """Store a batch by one statement, with ids that earlier ones had; return None where that is not enough, whatever the reason."""
         if batch.doubts or batch.noise or batch.unreferenced:
             return None
@@ -215,32 +224,32 @@ class Writer:
                 if not referenced.are_in(ids):
                     ids = await _known(partial(driver.fetch, _KNOWN_NUMBERED), referenced, self._places)
                     self._remember(ids)
-                if (values := self._values_alone(batch, referenced, ids)) is None:
+                if (values := self._values_alone(batch, referenced, ids, as_blocks=as_blocks)) is None:
                     return None
-                await driver.fetchval(_STORE_ALONE, *values)
+                await driver.fetchval(_STORE_BLOCK_ALONE if as_blocks else _STORE_ROWS_ALONE, *values)
         except (asyncpg.PostgresError, RetryError, OperatorError):
             self._ids = ({}, {}, {})
             return None
         self._places.count(batch)
-        return Written(n_rows=_n_items(batch))
+        return Written(n_rows=n_items)
 
-    def _values_alone(self, batch: StoreBatch, referenced: "_Referenced", ids: "_Ids") -> list[Any] | None:
-        """Return the values of `_STORE_ALONE`, or None where the batch is not one block."""
+    def _values_alone(
+        self, batch: StoreBatch, referenced: "_Referenced", ids: "_Ids", *, as_blocks: bool
+    ) -> list[Any] | None:
+        """Return the values of `_STORE_BLOCK_ALONE` or `_STORE_ROWS_ALONE`, or None where ids are missing, or the batch is not one block."""
         if not referenced.are_in(ids):
             return None
+        columns = _columns(batch, referenced, 0, ids)
         try:
-            blocks, with_ids = Blocks(_columns(batch, referenced, 0, ids)), referenced.with_ids(ids)
+            blocks, with_ids = Blocks(columns) if as_blocks else None, referenced.with_ids(ids)
         except NotAsBlocksError:
             return None
+        head = [*_batch_values(batch, _n_items(batch), Counter(), ()).values(), *arrival_rows(batch.numbered)]
+        if blocks is None:
+            return [*head, *column_values(columns), *with_ids]
         if len(blocks.blocks) > 1 or blocks.few:
             return None
-        return [
-            *_batch_values(batch, _n_items(batch), Counter(), ()).values(),
-            *arrival_rows(batch.numbered),
-            blocks.days,
-            *blocks.blocks[0],
-            *with_ids,
-        ]
+        return [*head, blocks.days, *blocks.blocks[0], *with_ids]
 
     async def _store_blocks(self, batch: StoreBatch) -> Written:
         """Store a batch of which nothing is quarantined and numbers tell what was stored before, in few statements.
@@ -419,24 +428,27 @@ _BATCH_VALUES: Final = (
 )
 _OPEN_BATCH: Final = text(_OPEN.format(**{name: f":{name}" for name in _BATCH_VALUES}))
 _N_OPEN: Final = len(_BATCH_VALUES)
-# Without the partition of its day a comparison has no place, in a block either: retention drops both together. An error rolls all of it
-# back where a transaction is this statement alone.
-_STORED_BLOCK: Final = f"""
+_STORED: Final = f"""
     with opened as ({_OPEN.format(**{name: f"${n}" for n, name in enumerate(_BATCH_VALUES, 1)})}),
     noted as (
         {NOTE_NEW.format(boots=f"${_N_OPEN + 1}", rows=f"${_N_OPEN + 2}", numbers=f"${_N_OPEN + 3}")} returning 1
     ),
-    stored as ({insertion("opened.id", _N_OPEN + 5, "from opened")})
+    stored as ({{insertion}})
     select case {{refused}}
         when (select count(*) from noted) < cardinality(${_N_OPEN + 1}::text[]) then block_refused('finished before')
-        when exists (
-            select from unnest(${_N_OPEN + 4}::date[]) as of (day)
-            where to_regclass('comparison_' || to_char(day, 'YYYYMMDD')) is null
-        ) then block_refused('no partition')
         else id
     end from opened
 """  # noqa: S608 - constants
-_STORE_BLOCK: Final = _STORED_BLOCK.format(refused="")
+"""Stores a batch. Where a transaction is this statement alone, an error rolls all of it back."""
+_FIRST: Final = _N_OPEN + 4
+# Without the partition of its day a comparison has no place, in a block either: retention drops both together.
+_NO_PARTITION: Final = f"""
+    when exists (
+        select from unnest(${_FIRST}::date[]) as of (day) where to_regclass('comparison_' || to_char(day, 'YYYYMMDD')) is null
+    ) then block_refused('no partition')
+"""
+_BLOCK: Final = insertion("opened.id", _FIRST + 1, "from opened")
+_STORE_BLOCK: Final = _STORED.format(insertion=_BLOCK, refused=_NO_PARTITION)
 # A failover may have lost what an earlier transaction made, and hand its id out again for something else.
 _OTHER_IDS: Final = f"""
     when exists (
@@ -458,8 +470,17 @@ _OTHER_IDS: Final = f"""
         )
     ) then block_refused('other ids')
 """  # noqa: S608 - constants
-_STORE_ALONE: Final = _STORED_BLOCK.format(
-    refused=_OTHER_IDS.format(*(f"${n}" for n in range(_N_OPEN + 5 + N_VALUES, _N_OPEN + 14 + N_VALUES)))
+
+
+def _refused(first: int) -> str:
+    return _OTHER_IDS.format(*(f"${n}" for n in range(first, first + 9)))
+
+
+_STORE_BLOCK_ALONE: Final = _STORED.format(
+    insertion=_BLOCK, refused=_NO_PARTITION + _refused(_FIRST + 1 + N_VALUES)
+)
+_STORE_ROWS_ALONE: Final = _STORED.format(
+    insertion=rows_insertion("opened.id", _FIRST, "opened"), refused=_refused(_FIRST + N_COLUMNS)
 )
 _REMEMBERED: Final = 20_000
 """Policies and slices whose ids are remembered."""
@@ -583,7 +604,7 @@ class _Referenced:
         )
 
     def with_ids(self, ids: _Ids) -> list[Any]:
-        """Return all of it with its ids, as `_STORE_ALONE` takes it.
+        """Return all of it with its ids, as `_OTHER_IDS` takes it.
 
         Raises
         ------

@@ -15,8 +15,9 @@ from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import QuarantineReason, RetryError
 from quantdrift.core.process.run import Stop
-from quantdrift.core.records import Loss, Policy, StratumCount, Tally
+from quantdrift.core.records import Latency, Loss, Policy, StratumCount, Tally, Way
 from quantdrift.core.slices import SliceKey, everything
+from quantdrift.core.stream.numbering import Numbered
 from quantdrift.shadow.pipeline.store import until_stored
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.comparisons.rows import (
@@ -129,6 +130,62 @@ async def test_the_newest_look_at_a_reference_replaces_the_one_before(
         ("digits", "5f", "", ""),
         ("scans", "5f", "output_kind", "they are probabilities"),
     ]
+
+
+async def test_one_statement_stores_the_same_as_a_transaction(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """The ids of the first batch are new, and it takes a transaction; the second one has the same values and is one statement."""
+    odd = "\"},{\\' 零"
+    slices = tuple(
+        SliceKey(model="digits", name=f"s={value}", predicate=f's = "{value}"') for value in ("", odd, "NULL")
+    )
+    undefined: dict[str, Any] = dict.fromkeys(
+        ("flip", "topk", "js", "divergence", "margin", "candidate_margin", "reference_margin", "detail")
+    )
+    now = datetime.now(UTC)
+    compared = [_compared(1, n_items=3, slices=(ALL, *slices)), _compared(2, slices=(ALL,), **undefined)]
+    first = msgspec.structs.replace(
+        compared[0].exchange,
+        attributes={"header.x-odd": odd},
+        source=odd,
+        group=odd,
+        trace="",
+        way=Way.INTAKE,
+        caller="door",
+        latency=Latency(last_byte_s=0.25, first_token_s=0.125),
+    )
+    compared[0] = msgspec.structs.replace(compared[0], exchange=first)
+    writer, boot, rows = Writer(database, SystemClock()), str(uuid.uuid4()), []
+    for number in range(2):
+        batch = tuple(
+            msgspec.structs.replace(
+                one,
+                exchange=msgspec.structs.replace(
+                    one.exchange, id=uuid.uuid4().hex, captured_at=now + timedelta(milliseconds=place)
+                ),
+            )
+            for place, one in enumerate(compared)
+        )
+        numbered = tuple(Numbered(boot=boot, row=0, number=1 + 2 * number + place) for place in range(2))
+        written = await writer.store(_batch(compared=batch, numbered=numbered, replay_s=0.5))
+        assert written == Written(n_rows=4)
+        rows.append(
+            await record.fetch(
+                """
+                select c.*, to_jsonb(b.*) - array['id', 'stored_at'] as of_batch, c.cmin = b.cmin as is_one_statement
+                from comparison c join batch b on b.id = c.batch_id
+                where c.exchange_id = any($1::uuid[]) order by c.captured_at, c.item
+                """,
+                [one.exchange.id for one in batch],
+            )
+        )
+    own = {"exchange_id", "batch_id", "stored_at", "is_one_statement"}
+    before, after = ([{k: v for k, v in row.items() if k not in own} for row in part] for part in rows)
+    assert after == before
+    assert [{row["is_one_statement"] for row in part} for part in rows] == [{False}, {True}]
+    numbers = await record.fetchval("select numbers::text from arrival where boot = $1", uuid.UUID(boot))
+    assert numbers == "{[1,5)}"
 
 
 async def test_storing_again_changes_nothing(database: Database, record: asyncpg.Connection) -> None:

@@ -177,7 +177,21 @@ async def refused(dsn: str, *queries: str) -> None:
     await connection.close()
 
 
-async def test_the_shadow_can_do_what_the_writer_does_and_no_more(login: Login) -> None:
+async def of_one_statement(dsn: str) -> bool:
+    """Return whether the last batch was stored by one statement, which needs all rights that it may ever use."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        return bool(
+            await connection.fetchval(
+                "select bool_and(c.cmin = b.cmin) from comparison c join batch b on b.id = c.batch_id"
+                " where b.id = (select max(id) from batch)"
+            )
+        )
+    finally:
+        await connection.close()
+
+
+async def test_the_shadow_can_do_what_the_writer_does_and_no_more(postgres_dsn: str, login: Login) -> None:
     """It stores batches, twice as well, and tallies; it deletes no comparison and raises no alert."""
     dsn = await login(SHADOW)
     async with Database(dsn) as database:
@@ -188,6 +202,8 @@ async def test_the_shadow_can_do_what_the_writer_does_and_no_more(login: Login) 
         blocks = Writer(database, SystemClock(), as_blocks=True)
         stored = [(await blocks.store(numbered(first, 20))).n_rows for first in (1, 21, 21, 40)]
         assert stored == [20, 20, 0, 19]
+        assert [(await writer.store(numbered(first, 3))).n_rows for first in (101, 104)] == [3, 3]
+        assert await of_one_statement(postgres_dsn)
         assert (await writer.store_tallies("w", [TALLY])).n_rows == 1
         assert (await writer.store_tallies("w", [TALLY])).n_rows == 0
         await check_schema(database)

@@ -134,12 +134,10 @@ async def acknowledge_all(deliveries: Sequence[Delivery]) -> None:
     """
     if not deliveries:
         return
-    *before, last = deliveries
-    if before:
-        last.require_server()
-        async with mapped():
-            await last.client.publish_to_each((delivery.reply for delivery in before), Msg.Ack.Ack)
-    await last.ack()
+    last = deliveries[-1]
+    last.require_server()
+    async with mapped():
+        await last.client.publish_to_each([delivery.reply for delivery in deliveries], Msg.Ack.Ack, REQUEST_S)
 
 
 class PullInbox:
@@ -159,7 +157,8 @@ class PullInbox:
     def __init__(self, client: NatsClient, prefix: str, stream: str, durable: str) -> None:
         self.client = client
         self._arrived: deque[Msg] = deque()
-        self._something = asyncio.Event()
+        self._enough = asyncio.Event()
+        self._wanted = self._wanted_bytes = 0
         self._prefix = prefix
         self._stream = stream
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
@@ -211,7 +210,7 @@ class PullInbox:
         asked = await self._ask(n - len(taken), max_bytes - n_bytes, timeout_s)
         while len(taken) < n and n_bytes < max_bytes:
             try:
-                message = await self._next(until + _SLACK_S)
+                message = await self._next(n - len(taken), max_bytes - n_bytes, until + _SLACK_S)
             except TimeoutError as error:
                 if taken:
                     break
@@ -232,14 +231,31 @@ class PullInbox:
     def _arrive(self, message: Msg) -> None:
         # The library's own `next_msg` costs a task and a timer per message, its callbacks a queue.
         self._arrived.append(message)
-        self._something.set()
+        self._wanted -= 1
+        self._wanted_bytes -= len(message.data)
+        if (
+            self._wanted <= 0
+            or self._wanted_bytes <= 0
+            or (message.headers and Header.STATUS in message.headers)
+        ):
+            self._enough.set()
 
-    async def _next(self, until: float) -> Msg:
-        """Return the next message; raise `TimeoutError` if none has arrived by `until`."""
+    async def _next(self, n: int, n_bytes: int, until: float) -> Msg:
+        """Return the next message. If there is none, wait until `n` messages, `n_bytes` or a status have arrived: a wake-up for each costs more.
+
+        Raises
+        ------
+        TimeoutError
+            None has arrived by `until`.
+        """
         if not self._arrived:
-            self._something.clear()
-            async with asyncio.timeout_at(until):
-                await self._something.wait()
+            self._enough.clear()
+            self._wanted, self._wanted_bytes = n, n_bytes
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._enough.wait()
+            if not self._arrived:
+                raise TimeoutError
         return self._arrived.popleft()
 
     def _leftovers(self, n: int) -> list[Msg]:

@@ -7,7 +7,7 @@ does not ask for TLS, the library sends its password in plaintext, even for a tl
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Self
 from urllib.parse import ParseResult
 
@@ -95,6 +95,9 @@ class NatsClient(Client):
         self._required = stream.requires_tls
         self._plaintext = self._plaintext_servers()
         self._arrivals: dict[int, Callable[[Msg], None]] = {}
+        self._answers = ""  # the inbox
+        self._asked: dict[str, asyncio.Future[Msg]] = {}
+        self._n_asked = 0
 
     async def subscribe_directly(self, subject: str, arrive: Callable[[Msg], None]) -> Subscription:
         """Subscribe, and call `arrive` for each message as it is read: without the library's queue and task between.
@@ -144,18 +147,43 @@ class NatsClient(Client):
                 headers[token[0]] = value.strip()
         return headers
 
-    async def publish_to_each(self, subjects: Iterable[str], payload: bytes) -> None:
-        """Publish the same to subjects that a server has named, in order, without a check and a command for each.
+    async def publish_to_each(self, subjects: Sequence[str], payload: bytes, timeout_s: float) -> None:
+        """Publish the same to subjects that a server has named, in order, and wait for the answer to the last one.
+
+        It is one command without a check for each, and costs less than the library's own `request` even for a single one.
 
         Raises
         ------
-        nats.errors.Error
-            The client is closed.
+        nats.errors.Error, TimeoutError
+            The client is closed, or there was no answer.
         """
         if self.is_closed:
             raise nats.errors.ConnectionClosedError
-        await self._send_command(b"".join(pub_cmd(subject, "", payload) for subject in subjects))
-        await self._flush_pending()
+        if not self._answers:
+            self._answers = self.new_inbox()
+            await self.subscribe_directly(f"{self._answers}.*", self._answered)
+        loop = asyncio.get_running_loop()
+        self._n_asked += 1
+        reply = f"{self._answers}.{self._n_asked:x}"
+        answer: asyncio.Future[Msg] = loop.create_future()
+        self._asked[reply] = answer
+        timer = loop.call_later(timeout_s, _expire, answer)
+        *others, last = subjects
+        commands = [pub_cmd(subject, "", payload) for subject in others]
+        try:
+            await self._send_command(b"".join([*commands, pub_cmd(last, reply, payload)]))
+            await self._flush_pending()
+            message = await answer
+        finally:
+            timer.cancel()
+            del self._asked[reply]
+        if message.headers and message.headers.get(Header.STATUS.value) == _NO_RESPONDERS:
+            raise nats.errors.NoRespondersError
+
+    def _answered(self, message: Msg) -> None:
+        answer = self._asked.get(message.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
 
     def _read_addresses(self, chosen: Srv) -> None:
         """Take over the addresses in the file, if they have changed; `chosen` becomes the first of them."""
