@@ -306,6 +306,12 @@ STAGE_AGE = Instrument(
     "s",
     "How long the oldest batch is in a stage, waiting included, by stage: assemble, replay, compare or store; 0: none is.",
 )
+MODELS_READ = Instrument(
+    "quantdrift.shadow.models_read",
+    _OG,
+    "{model}",
+    "Models whose exchanges this worker reads; those of the others are read by other workers.",
+)
 COMPARED = Instrument(
     "quantdrift.shadow.compared", _C, "{exchange}", "Exchanges compared and stored, by model."
 )

@@ -92,8 +92,14 @@ class ShadowMetrics:
         self._doubts = meter.counter(telemetry.DOUBTS)
         self._config_warned: set[tuple[str, str]] = set()
         self._stages: dict[int, tuple[BatchStep, float]] = {}
+        self._reads: set[str] = set()
         self.processor_time = ProcessorTime(_HINTS)
+        meter.observe(telemetry.MODELS_READ, lambda: [(len(self._reads), {})])
         meter.observe(telemetry.STAGE_AGE, self._stage_ages)
+
+    def reads(self, model: str, *, does: bool) -> None:
+        """Note whether this worker reads a model, or another one does."""
+        (self._reads.add if does else self._reads.discard)(model)
 
     def entered(self, batch: int, stage: BatchStep) -> None:
         """Note that a batch, named by any number of its own, is in a stage from now on."""

@@ -29,6 +29,7 @@ from quantdrift.core.stream.consume import Delivery
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.pipeline.in_flight import InFlight, give_back
 from quantdrift.shadow.pipeline.metrics import BatchStep, Health, ShadowMetrics
+from quantdrift.shadow.pipeline.one_reader import OneReader
 from quantdrift.shadow.pipeline.queues import BatchQueues
 from quantdrift.shadow.pipeline.stages import TakenMessage
 from quantdrift.shadow.pipeline.validate import AttributeRules, PolicyCheck, StreamedMessage
@@ -107,15 +108,21 @@ class Reader:
         self._check_policy = PolicyCheck()
         self._careful = False
         self._careful_until_s: float | None = None  # a redelivered message may have crashed the worker before
+        self._one = OneReader(shadow, clock.monotonic_s())
+        meters.reads(model, does=True)
         self._batcher: Batcher[TakenMessage] = Batcher(
             max_items=shadow.batch_items, max_bytes=fetch_bytes, delay_s=shadow.batch_delay_s
         )
 
     async def read_once(self) -> None:
-        """Fetch once, and queue the batches that are full or have waited long enough."""
+        """Fetch once, and queue the batches that are full or have waited long enough; or wait, while another worker reads the model."""
         try:
             self._require_keys()
-            if await self._reads_one_at_a_time():
+            if self._clock.monotonic_s() >= self._one.next_look_s:
+                await self._look()
+            if not self._one.reads:
+                await self._stop.wait(max(self._one.next_look_s - self._clock.monotonic_s(), 0.0))
+            elif await self._reads_one_at_a_time():
                 await self._read_one()
             else:
                 await self._read_many()
@@ -123,6 +130,15 @@ class Reader:
             _LOG.debug("%s", error)
             await self.flush()
             await self._stop.wait(_PAUSE_S)
+
+    async def _look(self) -> None:
+        """See who else reads the model, and decide whether this worker does."""
+        seen = await self._consumer.readers()
+        self._health.stream_answered()
+        self._one.looked(seen, self._clock.monotonic_s())
+        self._meters.reads(self._model, does=self._one.reads)
+        if not self._one.reads:
+            await self.flush()
 
     def _require_keys(self) -> None:
         """Raise while the keys cannot be read: what cannot be opened stays in the stream."""
@@ -152,6 +168,7 @@ class Reader:
         self._batcher.max_items = wanted
         wait_s = min(max(self._batcher.wait_s(self._clock.monotonic_s()), 0.01), _LONGEST_FETCH_S)
         fetched = await self._fetch(wanted, wait_s)
+        self._one.fetched(len(fetched))
         new, again = _by_delivery(fetched)
         self._careful = bool(again)
         await self._pass_on(new)
@@ -221,8 +238,10 @@ class Reader:
             await self._queues.wait_drained()
 
     async def _put(self, batches: list[list[TakenMessage]]) -> None:
+        began_s = self._clock.monotonic_s()
         for batch in batches:
             await self._queues.put(self._model, batch)
+        self._one.waited(self._clock.monotonic_s() - began_s)
 
     def _classified(self, delivery: Delivery) -> TakenMessage:
         case = classify(

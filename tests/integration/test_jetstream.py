@@ -15,7 +15,7 @@ from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.stream.backlog import read_backlog, read_waiting
 from quantdrift.core.stream.config import exchange_stream
-from quantdrift.core.stream.connection import Queue, StreamFullError, TooLargeError
+from quantdrift.core.stream.connection import Consumer, Queue, Readers, StreamFullError, TooLargeError
 from quantdrift.core.stream.subjects import subject_token
 from quantdrift.shadow.pipeline.in_flight import acknowledge
 
@@ -77,6 +77,31 @@ async def test_what_is_there_is_fetched_at_once_and_counted_until_it_is_acknowle
     for delivery in taken:
         await delivery.ack()
     assert (await other.unacknowledged(), await other.pending()) == (0, 1)
+
+
+async def test_who_waits_for_messages_is_seen_by_others(stream: Stream, connect: Connect) -> None:
+    """A request counts until it has got its messages, or its connection ends; messages count until a worker has them."""
+    queue, another = await connect(stream), await connect(stream)
+    mine = await queue.consumer("exchange", ack_wait_s=30)
+    other = await another.consumer("exchange", ack_wait_s=30)
+    assert await mine.readers() == Readers(n_readers=0, n_pending=0)
+    waiting = asyncio.create_task(other.fetch(1, max_bytes=1000, timeout_s=60))
+    await _until(mine, Readers(n_readers=1, n_pending=0))
+    for number in range(2):
+        await queue.publish_exchange("m", f"id-{number}", b"payload")
+    await waiting
+    assert await mine.readers() == Readers(n_readers=0, n_pending=1)
+    waiting = asyncio.create_task(other.fetch(5, max_bytes=1000, timeout_s=60))
+    await _until(mine, Readers(n_readers=1, n_pending=0))
+    waiting.cancel()
+    await another.close()
+    await _until(mine, Readers(n_readers=0, n_pending=0))
+
+
+async def _until(consumer: Consumer, wanted: Readers) -> None:
+    async with asyncio.timeout(20):
+        while await consumer.readers() != wanted:
+            await asyncio.sleep(0.02)
 
 
 async def test_what_the_server_forgot_to_delete_does_not_wait(stream: Stream, connect: Connect) -> None:

@@ -89,6 +89,15 @@ def test_published_exchanges_are_counted_by_model_and_the_oldest_that_waits_has_
     assert meter.read()["quantdrift.sidecar.queue.age"] == {(): 7}
 
 
+def test_a_worker_says_how_many_models_it_reads(meter: Meter, clock: ManualClock) -> None:
+    """Those that it leaves to other workers are not among them."""
+    metrics = ShadowMetrics(meter.telemetry, clock)
+    for model in ("a", "b"):
+        metrics.reads(model, does=True)
+    metrics.reads("a", does=False)
+    assert meter.read()["quantdrift.shadow.models_read"] == {(): 1}
+
+
 def test_the_oldest_batch_of_each_stage_has_an_age(meter: Meter, clock: ManualClock) -> None:
     """A batch that hangs in a stage is seen while it hangs, not only after it has ended."""
     metrics = ShadowMetrics(meter.telemetry, clock)

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
+import msgspec
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
@@ -49,6 +50,21 @@ from quantdrift.core.tls import Tls
 _DURABLE = "shadow"
 _LONGEST_TOKEN = 200  # the server uses names of consumers as file names
 _MAX_ACK_PENDING = 20_000  # exchanges with a delayed redelivery must not block the others
+
+
+class Readers(msgspec.Struct, frozen=True, kw_only=True):
+    """Who reads a consumer's messages.
+
+    Parameters
+    ----------
+    n_readers
+        Requests for messages that wait at the server: one of each worker that has nothing else to do.
+    n_pending
+        Messages that no worker has.
+    """
+
+    n_readers: int
+    n_pending: int
 
 
 class Consumer:
@@ -122,6 +138,17 @@ class Consumer:
             The server is unavailable.
         """
         return int((await self._info()).num_ack_pending or 0)
+
+    async def readers(self) -> Readers:
+        """Return how many workers wait for messages now, and how many messages wait for a worker.
+
+        Raises
+        ------
+        RetryError
+            The server is unavailable.
+        """
+        info = await self._info()
+        return Readers(n_readers=int(info.num_waiting or 0), n_pending=int(info.num_pending or 0))
 
     async def _info(self) -> ConsumerInfo:
         jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)

@@ -36,7 +36,7 @@ _TURN_ROWS: Final = 4_096
 _EASY: Final = 0.7
 """Share of a core that a process may fill: bursts and the work of housekeeping need the rest."""
 _FOLD_LESS: Final = (
-    "sample less (sampling.rate), or have fewer workers with larger batches (shadow.batch_delay_s)"
+    "sample less (sampling.rate), or have larger batches (shadow.batch_delay_s)"
 )
 MONITOR_LIMIT_BYTES: Final = 2 * GIB
 """Memory of a monitor in the manifests."""
@@ -230,7 +230,7 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         The memory limit of one sidecar.
     """
     per_s = fleet.pods * fleet.requests_per_s * fleet.sampled
-    workers, batch = _workers(fleet, config, costs)
+    workers, readers, batch = _workers(fleet, config, costs)
     worker_us = costs.worker_us + costs.worker_batch_us / batch + costs.worker_second_us * workers / per_s
     n_slices = fleet.models * fleet.slices
     # A batch of fewer is stored in rows, whatever the option says.
@@ -261,7 +261,7 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         + n_slices * fleet.versions * _SIGNALS * costs.detector_bytes
     )
     leaders, leader_cores, turn_s, touched = _leaders(
-        fleet, config, costs, config.shadow.batch_delay_s / workers, batch
+        fleet, config, costs, config.shadow.batch_delay_s / readers, batch
     )
     # Of each batch, the transaction of its worker and that of the leader; of each ten seconds, one of each sidecar. Pages
     # are written twice, to the log and to the table.
@@ -307,20 +307,21 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
     return msgspec.structs.replace(size, bounds=bounds, month=_month(fleet, size))
 
 
-def _workers(fleet: Fleet, config: Config, costs: Costs) -> tuple[int, float]:
-    """Return how many workers it takes, and the exchanges of a batch: more workers make batches smaller, and these cost more."""
+def _workers(fleet: Fleet, config: Config, costs: Costs) -> tuple[int, int, float]:
+    """Return how many workers it takes, how many of them read a model at once, and the exchanges of a batch: one reads a model while it can."""
     per_s = fleet.pods * fleet.requests_per_s * fleet.sampled
-    workers, batch = 1, 1.0
+    room = _room(costs.worker_second_us)
+    readers = 1
     for _ in range(_ROUNDS):
-        # A model is read once in each delay; where nothing has come there is no batch.
-        mean = per_s / workers / fleet.models * config.shadow.batch_delay_s
+        # Each reader reads once in each delay; where nothing has come there is no batch.
+        mean = per_s / fleet.models / readers * config.shadow.batch_delay_s
         batch = min(float(config.shadow.batch_items), mean / -math.expm1(-mean))
         us = costs.worker_us + costs.worker_batch_us / batch + 1e3 * fleet.reference_ms
-        needed = max(1, math.ceil(per_s * us / 1e6 / _room(costs.worker_second_us)))
-        if needed <= workers:
+        needed = max(1, math.ceil(per_s / fleet.models * us / 1e6 / room))
+        if needed <= readers:
             break
-        workers = needed
-    return workers, batch
+        readers = needed
+    return max(readers, math.ceil(per_s * us / 1e6 / room)), readers, batch
 
 
 def _room(second_us: float) -> float:
