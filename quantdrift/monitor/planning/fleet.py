@@ -35,9 +35,7 @@ _PAUSE_S: Final = (0.5, 2.0)
 _TURN_ROWS: Final = 4_096
 _EASY: Final = 0.7
 """Share of a core that a process may fill: bursts and the work of housekeeping need the rest."""
-_FOLD_LESS: Final = (
-    "sample less (sampling.rate), or have larger batches (shadow.batch_delay_s)"
-)
+_FOLD_LESS: Final = "sample less (sampling.rate), or have larger batches (shadow.batch_delay_s)"
 MONITOR_LIMIT_BYTES: Final = 2 * GIB
 """Memory of a monitor in the manifests."""
 
