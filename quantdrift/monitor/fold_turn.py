@@ -33,12 +33,13 @@ from quantdrift.storage.serving import servings
 BATCHES_AT_ONCE: Final = 1_024
 ROWS_AT_ONCE: Final = 4_096
 """A turn takes batches until one of the two is reached: what it costs besides is then little for each exchange, however small the batches are."""
-_TURNS_UNWRITTEN: Final = 4
+TURNS_UNWRITTEN: Final = 4
 """Turns of that size whose result waits in memory, while more batches wait: a monitor that was killed folds them again within seconds."""
 _SUMS_UNWRITTEN: Final = 32_768  # what a turn of eight slices an exchange can have at most
 LONGEST_UNWRITTEN_S: Final = 5.0
 """States, and verdicts that nothing is sent of, are written after so long at the latest."""
-_WRITING_SHARE: Final = 0.05  # of the time, where a monitor keeps up: with few slices each turn is written
+WRITING_SHARE: Final = 0.05
+"""Of its time that a monitor that keeps up spends on writing, at most: with few slices each turn is written."""
 _CIRCUMSTANCES_S: Final = (
     5.0  # pauses show within seconds, and what was quarantined need not be counted with each batch
 )
@@ -200,14 +201,14 @@ class FoldTurn:
         """
         unwritten = self._unwritten
         if (
-            unwritten.n_batches >= _TURNS_UNWRITTEN * BATCHES_AT_ONCE
-            or unwritten.n_rows >= _TURNS_UNWRITTEN * ROWS_AT_ONCE
+            unwritten.n_batches >= TURNS_UNWRITTEN * BATCHES_AT_ONCE
+            or unwritten.n_rows >= TURNS_UNWRITTEN * ROWS_AT_ONCE
             or self._folds.n_sums >= _SUMS_UNWRITTEN
         ):
             return True
         longest_s = LONGEST_UNWRITTEN_S
         if not waits:
-            longest_s = min(longest_s, self._writing_s / _WRITING_SHARE)
+            longest_s = min(longest_s, self._writing_s / WRITING_SHARE)
         return self._clock.monotonic_s() - self._written_s >= longest_s
 
     async def _write(

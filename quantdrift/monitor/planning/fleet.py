@@ -1,6 +1,6 @@
 """The size of a fleet: workers, leader, Postgres, NATS and sidecars for so many pods and requests, and what is too small first.
 
-No I/O. Everything is proportional: costs of an exchange, of a batch and of a slice that a turn of the fold touches, times how many there are in a
+No I/O. Everything is proportional: costs of an exchange, of a batch and of a slice whose states the fold writes, times how many there are in a
 second. The costs are `COSTS`, measured once, or what `quantdrift plan --measure` finds on a machine.
 """
 
@@ -14,6 +14,7 @@ from msgspec import Meta
 from quantdrift.core.config.schema import GIB, KIB, MIB, Config
 from quantdrift.core.config.section import Section
 from quantdrift.core.text import columns
+from quantdrift.monitor.fold_turn import LONGEST_UNWRITTEN_S, ROWS_AT_ONCE, TURNS_UNWRITTEN, WRITING_SHARE
 from quantdrift.storage.comparisons.blocks import LEAST
 
 _Count = Annotated[int, Meta(ge=1)]
@@ -32,7 +33,6 @@ _MARK_S: Final = 1.0
 """The fold of a model goes on once in as long."""
 _PAUSE_S: Final = (0.5, 2.0)
 """The next turn of a fold begins after as long as this one took, but not sooner and not later."""
-_TURN_ROWS: Final = 4_096
 _EASY: Final = 0.7
 """Share of a core that a process may fill: bursts and the work of housekeeping need the rest."""
 _FOLD_LESS: Final = "sample less (sampling.rate), or have larger batches (shadow.batch_delay_s)"
@@ -51,7 +51,7 @@ class Costs(Section, frozen=True, kw_only=True):
     worker_batch_us, nats_batch_us, postgres_batch_us, leader_batch_us
         Of each batch that a worker stores, whatever it has.
     postgres_slice_us, leader_slice_us
-        Of each slice that a turn of the fold touches, whose states are written.
+        Of each slice whose states are written, once for all exchanges since the last writing.
     worker_second_us, nats_second_us, postgres_second_us, leader_second_us
         Of each second, whatever comes: of a worker, of NATS, of Postgres, and of a monitor.
     comparison_bytes, condensed_bytes, tally_bytes, sum_bytes, detector_bytes
@@ -179,8 +179,8 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
         Shadow workers of one core each.
     worker_us
         What an exchange takes of them, without the reference.
-    turn_s, touched_per_exchange
-        Time from one turn of a model's fold to the next, and slices that it touches, for each of its exchanges.
+    written_s, touched_per_exchange
+        Time from one writing of a model's states to the next, and slices that it writes, for each of its exchanges.
     leader_cores
         Of the monitors that fold, together.
     leaders
@@ -198,7 +198,7 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
     batch: float
     workers: int
     worker_us: float
-    turn_s: float
+    written_s: float
     touched_per_exchange: float
     leader_cores: float
     leaders: int
@@ -258,7 +258,7 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         + max(storage.history_days, storage.retention_days) * a_day["hourly sums"]
         + n_slices * fleet.versions * _SIGNALS * costs.detector_bytes
     )
-    leaders, leader_cores, turn_s, touched = _leaders(
+    leaders, leader_cores, written_s, touched = _leaders(
         fleet, config, costs, config.shadow.batch_delay_s / readers, batch
     )
     # Of each batch, the transaction of its worker and that of the leader; of each ten seconds, one of each sidecar. Pages
@@ -269,7 +269,7 @@ def fleet_size(fleet: Fleet, config: Config, sidecar_limit_bytes: int, costs: Co
         batch=batch,
         workers=workers,
         worker_us=worker_us,
-        turn_s=turn_s,
+        written_s=written_s,
         touched_per_exchange=touched,
         leader_cores=leader_cores,
         leaders=leaders,
@@ -339,7 +339,7 @@ def slices_touched(exchanges: float, fleet: Fleet) -> float:
 def _leaders(
     fleet: Fleet, config: Config, costs: Costs, read_every_s: float, batch: float
 ) -> tuple[int, float, float, float]:
-    """Return how many monitors it takes, their cores together, the time of a turn of each, and the slices that a turn touches for each exchange.
+    """Return how many monitors it takes, their cores together, the time from one writing to the next, and the slices that it writes for each exchange.
 
     Parameters
     ----------
@@ -355,28 +355,34 @@ def _leaders(
     leaders = 1
     for _ in range(_ROUNDS):
         at_once = max(leaders, config.monitor.shards)
-        turn_s, touched = _turn(fleet, costs, least_s, per_s / at_once, batch)
+        written_s, touched = _turn(fleet, costs, least_s, per_s / at_once, batch)
         cores = per_s * _leader_us(costs, batch, touched) / 1e6
         needed = min(fleet.models, max(1, math.ceil(cores / _room(costs.leader_second_us))))
         if needed <= leaders:
             break
         leaders = needed
-    return leaders, cores + leaders * costs.leader_second_us / 1e6, turn_s, touched
+    return leaders, cores + leaders * costs.leader_second_us / 1e6, written_s, touched
 
 
 def _turn(
     fleet: Fleet, costs: Costs, least_s: float, folded_per_s: float, batch: float
 ) -> tuple[float, float]:
-    """Return the time of a turn of a monitor that folds so much, and the slices that it touches for each exchange: longer turns share more of them."""
+    """Return the time from one writing of a model's states to the next, where a monitor folds so much, and the slices that it writes for each exchange."""
     of_model = fleet.pods * fleet.requests_per_s * fleet.sampled / fleet.models
-    most_s = max(least_s, _TURN_ROWS / folded_per_s)
-    turn_s, touched = least_s, 0.0
+    most_s = max(least_s, ROWS_AT_ONCE / folded_per_s)
+    turn_s, written_s, touched = least_s, least_s, 0.0
+    slice_us = costs.leader_slice_us + costs.postgres_slice_us
     for _ in range(_ROUNDS):
-        touched = slices_touched(of_model * turn_s, fleet) / (of_model * turn_s)
+        touched = slices_touched(of_model * written_s, fleet) / (of_model * written_s)
         us = _leader_us(costs, batch, touched) + costs.postgres_slice_us * touched
         took_s = turn_s * folded_per_s * us / 1e6
         turn_s = min(max(least_s, took_s + min(max(took_s, _PAUSE_S[0]), _PAUSE_S[1])), most_s)
-    return turn_s, touched
+        writing_s = written_s * folded_per_s * touched * slice_us / 1e6
+        due_s = min(
+            LONGEST_UNWRITTEN_S, writing_s / WRITING_SHARE, TURNS_UNWRITTEN * ROWS_AT_ONCE / folded_per_s
+        )
+        written_s = max(turn_s, due_s)
+    return written_s, touched
 
 
 def _leader_us(costs: Costs, batch: float, touched: float) -> float:
