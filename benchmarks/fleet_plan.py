@@ -98,7 +98,7 @@ _KINDS: Final = {
 _ROWS: Final = {
     "us": "us an exchange",
     "batch_us": "us a batch",
-    "slice_us": "us a slice that a turn touches",
+    "slice_us": "us a slice that is written",
     "second_us": "us a second",
 }
 _NAMES: Final = {"worker": "shadow worker", "nats": "NATS", "postgres": "Postgres", "leader": "fold"}
