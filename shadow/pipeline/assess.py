@@ -74,7 +74,7 @@ class _SlicedExchange(msgspec.Struct, frozen=True, kw_only=True):
 class Assessor:
     """Assesses batches.
 
-    Not thread-safe: one thread calls it. Only `replay` may run in a second thread.
+    Not thread-safe: one thread calls it. Only `replay` may run in a second thread, and `begin` where `has_features` says no.
 
     Parameters
     ----------
@@ -139,6 +139,11 @@ class Assessor:
         in_progress = self.begin(batch)
         outputs = self.replay(in_progress)
         return self.record(in_progress, outputs, self.compare(in_progress, outputs), at)
+
+    def has_features(self, batch: Sequence[Case]) -> bool:
+        """Return whether `begin` computes features of this batch, by functions that may be a plug-in's and take any time."""
+        models = {case.exchange.model for case in batch if isinstance(case, PreparedExchange)}
+        return any(rule.feature and (not rule.model or rule.model in models) for rule in self._config.slices)
 
     def begin(self, batch: Sequence[Case]) -> BatchInProgress:
         """Return the batch, ready to replay, with the features of its items."""

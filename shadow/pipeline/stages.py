@@ -45,7 +45,7 @@ _FIRST_PAUSE_S = 0.2
 _PUBLISHED_WITHIN = timedelta(seconds=10)
 _LONGEST_PAUSE_S = 30.0
 _SMALL_BYTES = 64 << 10
-"""A batch of so many bytes is assembled in less time than it takes to hand it to a thread."""
+"""A batch of so many bytes, without features, is assembled in less time than it takes to hand it to a thread."""
 
 Done = TypeVar("Done")
 
@@ -182,7 +182,8 @@ class Stages:
             cases = [message.case for message in messages]
             if messages:
                 self._meters.record_step(BatchStep.WAIT, self._clock.monotonic_s() - messages[0].at_s)
-            if sum(len(delivery.data) for delivery in deliveries) <= _SMALL_BYTES:
+            is_small = sum(len(delivery.data) for delivery in deliveries) <= _SMALL_BYTES
+            if is_small and not self._assessor.has_features(cases):
                 began_s = self._clock.monotonic_s()
                 in_progress = self._assessor.begin(cases)
                 self._meters.record_step(BatchStep.ASSEMBLE, self._clock.monotonic_s() - began_s)
