@@ -275,7 +275,8 @@ def test_who_has_no_role_and_no_token_does_nothing(results: dict[str, Matrix]) -
         action
         for action in results["SQL"]
         if re.match(
-            r"call `(array_added|array_sum|block_rows|block_values|mean_interval|not_observed_in)\(", action
+            r"call `(array_added|array_sum|block_rows|block_values|some_block_values|mean_interval|not_observed_in)\(",
+            action,
         )
     }
     for section in ("NATS", "Intake"):
