@@ -201,7 +201,7 @@ def test_costs_are_found_in_what_fleets_took() -> None:
     said = plan_said(lives)
     assert f"    leader_slice_us: _Number = {found.leader_slice_us:_.1f}" in said
     assert (
-        f"| fold, us a slice that a turn touches | `leader_slice_us` | {found.leader_slice_us:,.0f} |" in said
+        f"| fold, us a slice that is written | `leader_slice_us` | {found.leader_slice_us:,.0f} |" in said
     )
 
 
