@@ -200,9 +200,7 @@ def test_costs_are_found_in_what_fleets_took() -> None:
     assert all(0.8 < each.ratio < 1.25 for live in lives for each in live.checked(found))
     said = plan_said(lives)
     assert f"    leader_slice_us: _Number = {found.leader_slice_us:_.1f}" in said
-    assert (
-        f"| fold, us a slice that is written | `leader_slice_us` | {found.leader_slice_us:,.0f} |" in said
-    )
+    assert f"| fold, us a slice that is written | `leader_slice_us` | {found.leader_slice_us:,.0f} |" in said
 
 
 def test_an_axis_bends_where_it_costs_twice_the_least() -> None:
