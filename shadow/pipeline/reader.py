@@ -175,7 +175,7 @@ class Reader:
         if again:
             async with self._queues.redelivery():
                 await self._alone(again)
-        elif len(fetched) < wanted:  # the stream is empty: nothing to wait for
+        elif len(fetched) < wanted and wait_s < _LONGEST_FETCH_S:  # the whole of `batch_delay_s` is over
             await self.flush()
 
     def _batch_items(self) -> int:

@@ -295,6 +295,33 @@ async def test_a_message_that_the_reader_fails_on_is_released() -> None:
     assert [delivery.n_beats for delivery in deliveries] == [0, 0]
 
 
+@pytest.mark.parametrize(("delay_s", "n_queued"), [(0.5, 1), (5.0, 0)])
+async def test_a_batch_fills_for_longer_than_a_fetch_takes(delay_s: float, n_queued: int) -> None:
+    """A fetch ends after a second at the latest; with a longer `batch_delay_s` the batch waits for more."""
+    with ThreadPoolExecutor(1) as thread:
+        bench = _Bench(lambda: None, thread)
+        reader = Reader(
+            fetch_bytes=FETCH_BYTES,
+            shadow=Shadow(batch_delay_s=delay_s),
+            consumer=_Consumer([_Delivery(encode(exchange_of(inputs_of(1))))]),  # type: ignore[arg-type]
+            references=References((), lambda *_: pytest.fail("loads nothing")),
+            model="digits",
+            rules=AttributeRules(recorded=frozenset(), hashed=frozenset()),
+            queues=bench.queues,
+            in_flight=bench.in_flight,
+            meters=bench.meters,
+            health=bench.health,
+            clock=SystemClock(),
+            stop=Stop(),
+        )
+        await reader.read_once()
+        taking = asyncio.create_task(bench.queues.take())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert taking.done() == bool(n_queued)
+        taking.cancel()
+
+
 @pytest.mark.parametrize("error", [RetryError("away"), OperatorError("the password was changed")])
 async def test_storing_waits_for_whatever_can_be_mended(error: Exception) -> None:
     """Neither a server that is away nor a wrong password is a sample's fault: the same batch is tried again."""
