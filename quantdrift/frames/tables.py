@@ -195,10 +195,13 @@ class Tables(Generic[FrameT]):
             " when l.reference_right and not l.candidate_right then 'hurt'"
             " when l.candidate_right and not l.reference_right then 'helped'"
             " when i.flip then 'did not matter' when l.candidate_right then 'right' else 'wrong' end as did"
-            " from label l cross join lateral items(l.captured_at, l.captured_at + interval '1 microsecond') i"
-            " where i.exchange_id = l.exchange_id and i.item = l.item"
-            " and i.model = $1 and i.slice = $2 and ($3 = '' or i.candidate_version = $3)"
-            " and l.captured_at >= $4 and l.captured_at < $5"
+            " from (select array_agg(k.captured_at) as times, array_agg(k.exchange_id) as ids"
+            " from label k join model_version v on v.id = k.model_version_id"
+            " where v.model = $1 and ($3 = '' or v.candidate_version = $3) and k.captured_at >= $4 and k.captured_at < $5) key"
+            # Postgres takes the function apart only if its arguments are columns.
+            " cross join lateral items_of(key.times, key.ids) i"
+            " join label l on l.captured_at = i.captured_at and l.exchange_id = i.exchange_id and l.item = i.item"
+            " where i.model = $1 and i.slice = $2 and ($3 = '' or i.candidate_version = $3)"
             " order by i.captured_at, i.exchange_id, i.item",
             model,
             slice,

@@ -93,7 +93,9 @@ class CondensedBlockTable(Base):
     margin: _Values = _values(Double, "As in comparison.")
     candidate_margin: _Values = _values(Double, "As in comparison.")
     reference_margin: _Values = _values(Double, "As in comparison.")
-    detail: _Values = _values(Text, "As in comparison, as text.")
+    detail: _Values = _values(
+        Text, "As in comparison, as text; with detail_formats the values of its keys alone."
+    )
     request_id: _Values = _values(
         _ID, "header.x-request-id of comparison.attributes where it is a UUID, else null."
     )
@@ -117,4 +119,9 @@ class CondensedBlockTable(Base):
         SmallInteger,
         comment="How the columns are to be read. Null: an array of n values each. 1: slice_ids, in_slices, detail, attributes and features have"
         " one text, of all values with chr(1) between them, and chr(2) for null. 2: the same, and margin is |candidate_margin - reference_margin|.",
+    )
+    detail_formats: Mapped[list[str] | None] = mapped_column(
+        ARRAY(Text),
+        comment="The format strings of detail: each has the keys, and %s for each value, as format() reads it. Each value of detail is then the"
+        " number of its format string and the values of the keys, with chr(3) between them. Null: detail is JSON.",
     )

@@ -415,7 +415,7 @@ def _reader() -> list[str]:
     parts = [f"grant select ({_without(table)}) on {table} to {READER}" for table in _HIDDEN]
     return [
         f"grant select on {', '.join((*tables, *_VIEWS))} to {READER}",
-        f"grant execute on function not_observed_in, comparisons, comparisons_of, newest_from, items, some_items to {READER}, {MONITOR}",
+        f"grant execute on function not_observed_in, comparisons, comparisons_of, newest_from, items, items_of, some_items to {READER}, {MONITOR}",
         f"grant execute on function {', '.join(INTERVAL_FUNCTIONS)} to {READER}, {MONITOR}",
         *parts,
     ]

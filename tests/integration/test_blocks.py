@@ -164,8 +164,11 @@ async def test_every_row_is_the_same_in_a_block_of_a_worker(
         " where (of.changed, of.worst_changed, of.worst_other) is distinct from (it.n, it.first, it.second)",
     ) == [(0,)]
     assert await merge_blocks(filled, MIDNIGHT + timedelta(days=2)) == 2400
-    sizes = "select model_version_id, n, of_batch, form from condensed_block order by model_version_id, captured_from"
-    assert await rows(filled, sizes) == [(1, 1024, None, 1), (1, 896, None, 1), (2, 480, None, 2)]
+    sizes = (
+        "select model_version_id, n, of_batch, form, cardinality(detail_formats)"
+        " from condensed_block order by model_version_id, captured_from"
+    )
+    assert await rows(filled, sizes) == [(1, 1024, None, 1, 1), (1, 896, None, 1, 1), (2, 480, None, 2, 1)]
     assert {name: await rows(filled, query) for name, query in questions.items()} == before
     assert await merge_blocks(filled, MIDNIGHT + timedelta(days=2)) == 0
 
@@ -175,6 +178,7 @@ async def test_what_the_fold_may_still_read_by_its_batch_is_not_merged(
 ) -> None:
     """A batch without a number, one of the last hour, and a day that is not over and has fewer than a thousand."""
     await as_blocks(record)
+    before = await rows(filled, EVERYTHING)
     now = MIDNIGHT + timedelta(days=2)
     await rows(filled, "update batch set fold_seq = null where id > 20 returning 1")
     assert await merge_blocks(filled, now) == 1200
@@ -189,6 +193,7 @@ async def test_what_the_fold_may_still_read_by_its_batch_is_not_merged(
     assert (
         await merge_blocks(filled, now + timedelta(days=1)) == 1200 + 480 // 2
     )  # with the rest of the second version
+    assert await rows(filled, EVERYTHING) == before
 
 
 @pytest.mark.parametrize("merged", [False, True])

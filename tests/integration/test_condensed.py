@@ -49,6 +49,21 @@ ROWS = """
 DIFFERENCES = (
     "update comparison set margin = abs(candidate_margin - reference_margin) where model_version_id = 2"
 )
+# Nothing, no object, no keys, keys and texts that need care, numbers whose digits matter, and values that are objects themselves.
+DETAILS = (
+    None,
+    "null",
+    "1.0",
+    '"a: \\"b\\", %s"',
+    '[{"a": 1}]',
+    "{}",
+    '{"tv": 1.0, "top": 3}',
+    '{"tv": 1.00, "top": null}',
+    '{"tv": 1e400, "top": -0}',
+    '{"tv": {}, "top": {"tv": [1.10, {"top": "x"}]}}',
+    '{"tv": "\\u0001\\u0003\\n, \\"top\\": 1", "top": ""}',
+    '{"%s": "%2$s", "100%": true, "a\\"b\\u0003\\\\": "\\u00e9\\u2028", "": 1}',
+)
 BASE = """
     insert into model_version (model, candidate_version, reference_digest) values ('m', '1', 'd'), ('m', '2', 'd');
     insert into slice (model, predicate, name, definition) values
@@ -192,19 +207,80 @@ async def test_single_exchanges_are_found_in_blocks(database: Database, postgres
     assert await labelled() == of_labels
 
 
+async def downgrade(dsn: str, revision: str) -> None:
+    """Bring the schema back to a revision."""
+
+    def down(connection: Connection) -> None:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+
+    engine = make_engine(dsn, settings={}, poolclass=NullPool)
+    async with engine.begin() as connection:
+        await connection.run_sync(down)
+    await engine.dispose()
+
+
 async def test_a_downgrade_makes_rows_of_blocks(database: Database, postgres_dsn: str) -> None:
     """Nothing is lost on the way back."""
     everything = "select * from comparison order by captured_at, exchange_id, item"
     before = await rows(database, everything)
     await maintain(database, KEEP, NOW, ahead_days=3)
-
-    def down(connection: Connection) -> None:
-        config = alembic_config()
-        config.attributes["connection"] = connection
-        command.downgrade(config, "0006")
-
-    engine = make_engine(postgres_dsn, settings={}, poolclass=NullPool)
-    async with engine.begin() as connection:
-        await connection.run_sync(down)
-    await engine.dispose()
+    await downgrade(postgres_dsn, "0006")
     assert await rows(database, everything) == before
+
+
+async def test_details_are_the_same_without_their_keys(database: Database, postgres_dsn: str) -> None:
+    """Digit by digit, whatever they are; with 17 sets of keys they stay JSON. The revision before reads them, too."""
+    details = "select captured_at, exchange_id, item, detail::text from comparisons('-infinity', 'infinity') order by 1, 2, 3"
+    place = "(extract(epoch from captured_at)::bigint / 50 + item)"
+    async with database.begin() as connection:
+        await connection.execute(
+            text(f"update comparison set detail = (cast(:details as jsonb[]))[1 + {place} % {len(DETAILS)}]"),
+            {"details": list(DETAILS)},
+        )
+        await connection.exec_driver_sql(
+            f"update comparison set detail = jsonb_build_object('key ' || {place} % 17, 1.0) where model_version_id = 2"
+        )
+    before = await rows(database, details)
+    assert len({row[3] for row in before}) == len(DETAILS) + 17
+    await maintain(database, KEEP, NOW, ahead_days=3)
+    kept = "select model_version_id, cardinality(detail_formats) from condensed_block order by id"
+    assert await rows(database, kept) == [(1, 4), (1, 4), (2, None)]
+    assert await rows(database, details) == before
+    of_some = (
+        "select distinct captured_at, exchange_id, item, detail::text"
+        " from some_items('-infinity', 'infinity', null, false, '{exchange_id,item,detail,slice_ids,in_slices,pi1,pi2}')"
+    )
+    assert set(await rows(database, of_some)) == set(before)
+    await downgrade(postgres_dsn, "0011")
+    assert await rows(database, details) == before
+    blocks = "select count(*) from condensed_block where strpos(detail[1], chr(3)) > 0"
+    assert await rows(database, blocks) == [(0,)]
+
+
+async def test_exchanges_are_found_by_their_keys_in_rows_and_blocks(database: Database) -> None:
+    """Several of a block, one of another version and one that is a row: all their items, each once; a wrong time finds nothing."""
+    await rows(
+        database, "update comparison set batch_id = 2 where captured_at < '2031-06-10 01:00+00' returning 1"
+    )
+    await maintain(database, KEEP, NOW, ahead_days=3)
+    keys = await rows(
+        database,
+        "select distinct captured_at, exchange_id from comparisons('-infinity', 'infinity') order by 1 limit 120",
+    )
+    chosen = [*keys[60:70], *keys[60:70], *keys[100:120:5], (keys[0][0], keys[1][1])]
+    values = {"times": [at for at, _ in chosen], "ids": [str(one) for _, one in chosen]}
+    found = await rows(
+        database,
+        "select * from items_of(cast(:times as timestamptz[]), cast(:ids as uuid[])) order by captured_at, exchange_id, item, slice_id",
+        **values,
+    )
+    expected = await rows(
+        database,
+        "select * from item where (captured_at, exchange_id) in (select * from unnest(cast(:times as timestamptz[]), cast(:ids as uuid[])))"
+        " order by captured_at, exchange_id, item, slice_id",
+        **values,
+    )
+    assert len({row[:3] for row in expected}) > 20
+    assert found == expected

@@ -55,7 +55,7 @@ CATALOG = {
 }
 OURS = "c.relnamespace = 'public'::regnamespace and not c.relispartition and c.relname <> 'alembic_version'"
 
-REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011"]
+REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012"]
 
 
 def quiet(_line: str) -> None:
