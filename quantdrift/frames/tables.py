@@ -198,7 +198,7 @@ class Tables(Generic[FrameT]):
             " from (select array_agg(k.captured_at) as times, array_agg(k.exchange_id) as ids"
             " from label k join model_version v on v.id = k.model_version_id"
             " where v.model = $1 and ($3 = '' or v.candidate_version = $3) and k.captured_at >= $4 and k.captured_at < $5) key"
-            # Postgres takes the function apart only if its arguments are columns.
+            # Postgres inlines the function only if its arguments are columns, not subqueries.
             " cross join lateral items_of(key.times, key.ids) i"
             " join label l on l.captured_at = i.captured_at and l.exchange_id = i.exchange_id and l.item = i.item"
             " where i.model = $1 and i.slice = $2 and ($3 = '' or i.candidate_version = $3)"

@@ -260,7 +260,7 @@ async def test_details_are_the_same_without_their_keys(database: Database, postg
 
 
 async def test_exchanges_are_found_by_their_keys_in_rows_and_blocks(database: Database) -> None:
-    """Several of a block, one of another version and one that is a row: all their items, each once; a wrong time finds nothing."""
+    """Ten that are rows, each asked for twice, and four of blocks of two versions: all their items, each once; a wrong time finds nothing."""
     await rows(
         database, "update comparison set batch_id = 2 where captured_at < '2031-06-10 01:00+00' returning 1"
     )
