@@ -100,7 +100,7 @@ class Database:
         self, dsn: Dsn, *, pool_size: int = POOL_SIZE, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> None:
         timeout_ms = int(statement_timeout_s * 1000)
-        self._kept: list[AsyncConnection] = []
+        self._kept: list[tuple[AsyncConnection, asyncpg.Connection]] = []
         self._most_kept = min(pool_size - 1, 1)
         self._engine = make_engine(
             dsn,
@@ -144,8 +144,11 @@ class Database:
             As `begin`.
         """
         async with translated():
-            connection = self._kept.pop() if self._kept else await self._engine.connect()
-            driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
+            if self._kept:
+                connection, driver = self._kept.pop()
+            else:
+                connection = await self._engine.connect()
+                driver = (await connection.get_raw_connection()).driver_connection
             is_usable = False
             try:
                 yield driver
@@ -159,7 +162,7 @@ class Database:
                 if not is_usable or driver.is_closed() or len(self._kept) >= self._most_kept:
                     await connection.close()
                 else:
-                    self._kept.append(connection)
+                    self._kept.append((connection, driver))
 
     async def ping(self) -> None:
         """Check that the server answers.
@@ -175,7 +178,7 @@ class Database:
     async def close(self) -> None:
         """Close every connection."""
         while self._kept:
-            await self._kept.pop().close()
+            await self._kept.pop()[0].close()
         await self._engine.dispose()
 
     async def __aenter__(self) -> Self:

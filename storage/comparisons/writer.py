@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, Final
 
 import asyncpg
@@ -130,6 +130,7 @@ class Writer:
     ) -> None:
         self._as_blocks = as_blocks
         self._ids: _Ids = ({}, {}, {})
+        self._learned: set[str] = set()
         self._blocks_failed = False
         self._places = Places(rules or ValueRules(Config()))
         self._database = database
@@ -215,18 +216,19 @@ class Writer:
 
     async def _store_alone(self, batch: StoreBatch, n_items: int, *, as_blocks: bool) -> Written | None:
         """Store a batch by one statement, with ids that earlier ones had; return None where that is not enough, whatever the reason."""
-        if batch.doubts or batch.noise or batch.unreferenced:
+        if batch.doubts or batch.unreferenced:
             return None
         referenced = _Referenced(batch)
         try:
             async with self._database.statement() as driver:
+                await self._learn(driver, referenced)
                 ids = self._ids
                 if not referenced.are_in(ids):
                     ids = await _known(partial(driver.fetch, _KNOWN_NUMBERED), referenced, self._places)
                     self._remember(ids)
                 if (values := self._values_alone(batch, referenced, ids, as_blocks=as_blocks)) is None:
                     return None
-                await driver.fetchval(_STORE_BLOCK_ALONE if as_blocks else _STORE_ROWS_ALONE, *values)
+                await driver.fetchval(_ALONE[as_blocks, bool(batch.noise)], *values)
         except (asyncpg.PostgresError, RetryError, OperatorError):
             self._ids = ({}, {}, {})
             return None
@@ -236,7 +238,7 @@ class Writer:
     def _values_alone(
         self, batch: StoreBatch, referenced: "_Referenced", ids: "_Ids", *, as_blocks: bool
     ) -> list[Any] | None:
-        """Return the values of `_STORE_BLOCK_ALONE` or `_STORE_ROWS_ALONE`, or None where ids are missing, or the batch is not one block."""
+        """Return the values of a statement of `_ALONE`, or None where ids are missing, or the batch is not one block."""
         if not referenced.are_in(ids):
             return None
         columns = _columns(batch, referenced, 0, ids)
@@ -245,11 +247,12 @@ class Writer:
         except NotAsBlocksError:
             return None
         head = [*_batch_values(batch, _n_items(batch), Counter(), ()).values(), *arrival_rows(batch.numbered)]
+        tail = [*with_ids, *(_noise_columns(batch.noise, ids) if batch.noise else ())]
         if blocks is None:
-            return [*head, *column_values(columns), *with_ids]
+            return [*head, *column_values(columns), *tail]
         if len(blocks.blocks) > 1 or blocks.few:
             return None
-        return [*head, blocks.days, *blocks.blocks[0], *with_ids]
+        return [*head, blocks.days, *blocks.blocks[0], *tail]
 
     async def _store_blocks(self, batch: StoreBatch) -> Written:
         """Store a batch of which nothing is quarantined and numbers tell what was stored before, in few statements.
@@ -303,6 +306,13 @@ class Writer:
             await insert_noise(connection, batch.noise, batch_id, ids)
         self._places.count(batch)
         return Written(n_rows=n_items, n_other=_count_others(batch, others), without_place=frozenset(others))
+
+    async def _learn(self, driver: asyncpg.Connection, referenced: "_Referenced") -> None:
+        """Remember the ids of the slices of models that come for the first time: else each new slice costs its batch a question."""
+        if models := {key.model for key in referenced.versions} - self._learned:
+            self._learned |= models
+            rows = await driver.fetch(_PLACED, list(models), _REMEMBERED // 2)
+            self._remember(({}, {}, {(model, predicate): slice_id for model, predicate, slice_id in rows}))
 
     def _remember(self, ids: "_Ids") -> None:
         if len(self._ids[1]) + len(self._ids[2]) > _REMEMBERED:
@@ -404,6 +414,7 @@ _KNOWN: Final = """
     from unnest(cast({slice_models} as text[]), cast({predicates} as text[])) with ordinality wanted (model, predicate, place)
     join slice s using (model, predicate)
 """
+_PLACED: Final = "select model, predicate, id from slice where model = any($1::text[]) and lapsed_at is null order by id desc limit $2"
 _WANTED: Final = ("version_models", "candidates", "digests", "epochs", "slice_models", "predicates")
 _KNOWN_NAMED: Final = text(_KNOWN.format(**{name: f":{name}" for name in _WANTED}))
 _KNOWN_NUMBERED: Final = _KNOWN.format(**{name: f"${n}" for n, name in enumerate(_WANTED, 1)})
@@ -433,7 +444,7 @@ _STORED: Final = f"""
     noted as (
         {NOTE_NEW.format(boots=f"${_N_OPEN + 1}", rows=f"${_N_OPEN + 2}", numbers=f"${_N_OPEN + 3}")} returning 1
     ),
-    stored as ({{insertion}})
+    stored as ({{insertion}}) {{noise}}
     select case {{refused}}
         when (select count(*) from noted) < cardinality(${_N_OPEN + 1}::text[]) then block_refused('finished before')
         else id
@@ -448,7 +459,7 @@ _NO_PARTITION: Final = f"""
     ) then block_refused('no partition')
 """
 _BLOCK: Final = insertion("opened.id", _FIRST + 1, "from opened")
-_STORE_BLOCK: Final = _STORED.format(insertion=_BLOCK, refused=_NO_PARTITION)
+_STORE_BLOCK: Final = _STORED.format(insertion=_BLOCK, refused=_NO_PARTITION, noise="")
 # A failover may have lost what an earlier transaction made, and hand its id out again for something else.
 _OTHER_IDS: Final = f"""
     when exists (
@@ -460,28 +471,62 @@ _OTHER_IDS: Final = f"""
     ) or exists (
         select from unnest({{4}}::int[], {{5}}::text[]) as named (id, epoch)
         where not exists (select from policy p where p.id = named.id and p.epoch = named.epoch)
-    ) or exists (
-        select from unnest(
-            {{6}}::text::int[], string_to_array({{7}}::text, chr({ord(BETWEEN)})), string_to_array({{8}}::text, chr({ord(BETWEEN)}))
-        ) as named (id, model, predicate)
-        where not exists (
-            select from slice s where s.id = named.id and s.model = named.model and s.predicate = named.predicate
-                and s.lapsed_at is null
-        )
+    ) or {{7}}::text is distinct from (
+        select coalesce(string_agg(s.model || chr({ord(BETWEEN)}) || s.predicate, chr({ord(BETWEEN)}) order by s.id), '')
+        from slice s where s.id = any({{6}}::text::int[]) and s.lapsed_at is null
     ) then block_refused('other ids')
 """  # noqa: S608 - constants
 
 
+_N_OTHER_IDS: Final = 8
+
+
 def _refused(first: int) -> str:
-    return _OTHER_IDS.format(*(f"${n}" for n in range(first, first + 9)))
+    return _OTHER_IDS.format(*(f"${n}" for n in range(first, first + _N_OTHER_IDS)))
 
 
-_STORE_BLOCK_ALONE: Final = _STORED.format(
-    insertion=_BLOCK, refused=_NO_PARTITION + _refused(_FIRST + 1 + N_VALUES)
-)
-_STORE_ROWS_ALONE: Final = _STORED.format(
-    insertion=rows_insertion("opened.id", _FIRST, "opened"), refused=_refused(_FIRST + N_COLUMNS)
-)
+_NOISE: Final = {
+    "exchange_id": "uuid",
+    "item": "smallint",
+    "side": "text",
+    "captured_at": "timestamptz",
+    "model_version_id": "integer",
+    "policy_id": "integer",
+    "pi1": "float8",
+    "pi2": "float8",
+    "flip": "boolean",
+    "divergence": "float8",
+    "slice_ids": "text",  # arrays of arrays have equal lengths
+}
+
+
+def _noise(first: int) -> str:
+    arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(_NOISE.values(), first))
+    names = ", ".join(_NOISE)
+    values = names.replace("slice_ids", "slice_ids::integer[]")
+    return f"""
+        , repeated as (
+            insert into noise (batch_id, {names}) select opened.id, {values}
+            from opened, unnest({arrays}) as one ({names}) on conflict do nothing
+        )
+    """  # noqa: S608 - constants
+
+
+def _alone(*, as_blocks: bool, with_noise: bool) -> str:
+    first = _FIRST + (1 + N_VALUES if as_blocks else N_COLUMNS)
+    return _STORED.format(
+        insertion=_BLOCK if as_blocks else rows_insertion("opened.id", _FIRST, "opened"),
+        refused=(_NO_PARTITION if as_blocks else "") + _refused(first),
+        noise=_noise(first + _N_OTHER_IDS) if with_noise else "",
+    )
+
+
+_ALONE: Final = {
+    (as_blocks, with_noise): _alone(as_blocks=as_blocks, with_noise=with_noise)
+    for as_blocks in (False, True)
+    for with_noise in (False, True)
+}
+"""Statements that store a batch: as blocks or rows, with or without noise. What they name is `_values_alone`."""
 _REMEMBERED: Final = 20_000
 """Policies and slices whose ids are remembered."""
 _REFUSED: Final = "QD001"
@@ -612,9 +657,10 @@ class _Referenced:
             A name has the character that separates names.
         """
         versions, policies, slices = ids
-        keys, names = self.versions, list(self.slices)
-        models, predicates = (BETWEEN.join(part) for part in zip(*names, strict=True))
-        if predicates.count(BETWEEN) + models.count(BETWEEN) != 2 * (len(names) - 1):
+        keys = self.versions
+        placed = sorted((slices[name], name) for name in self.slices)
+        names = BETWEEN.join(chain.from_iterable([name for _, name in placed]))
+        if names.count(BETWEEN) != max(2 * len(placed) - 1, 0):
             raise NotAsBlocksError
         return [
             [versions[key] for key in keys],
@@ -623,9 +669,8 @@ class _Referenced:
             [key.reference_digest for key in keys],
             [policies[epoch] for epoch in self.policies],
             list(self.policies),
-            f"{{{','.join(str(slices[name]) for name in names)}}}",
-            models,
-            predicates,
+            f"{{{','.join([str(slice_id) for slice_id, _ in placed])}}}",
+            names,
         ]
 
 
@@ -887,7 +932,7 @@ async def insert_noise(
     connection: AsyncConnection,
     items: Sequence[NoiseItem],
     batch_id: int,
-    ids: tuple[Mapping[VersionKey, int], Mapping[str, int], Mapping[tuple[str, str], int]],
+    ids: _Ids,
 ) -> int:
     """Insert items, each once; return how many were new.
 
@@ -898,25 +943,35 @@ async def insert_noise(
     """
     if not items:
         return 0
-    versions, policies, slices = ids
     stored = await connection.scalars(
         upsert(tables.NoiseTable).on_conflict_do_nothing().returning(tables.NoiseTable.item),
         [
-            {
-                "exchange_id": item.exchange_id,
-                "item": item.item,
-                "side": item.side.value,
-                "captured_at": item.captured_at,
-                "batch_id": batch_id,
-                "model_version_id": versions[item.version],
-                "policy_id": policies[item.policy.epoch],
-                "pi1": item.pi1,
-                "pi2": item.pi2,
-                "flip": item.flip,
-                "divergence": item.divergence,
-                "slice_ids": sorted({slices[key.model, key.predicate] for key in item.slices}),
-            }
-            for item in items
+            dict(zip(_NOISE, row, strict=True)) | {"batch_id": batch_id}
+            for row in (_noise_row(item, ids) for item in items)
         ],
     )
     return len(stored.all())
+
+
+def _noise_row(item: NoiseItem, ids: _Ids) -> tuple[Any, ...]:
+    """Return the values of `_NOISE` of an item."""
+    versions, policies, slices = ids
+    return (
+        item.exchange_id,
+        item.item,
+        item.side.value,
+        item.captured_at,
+        versions[item.version],
+        policies[item.policy.epoch],
+        item.pi1,
+        item.pi2,
+        item.flip,
+        item.divergence,
+        sorted({slices[key.model, key.predicate] for key in item.slices}),
+    )
+
+
+def _noise_columns(items: Sequence[NoiseItem], ids: _Ids) -> list[Sequence[Any]]:
+    """Return items as `_noise` takes them."""
+    *columns, slice_ids = zip(*(_noise_row(item, ids) for item in items), strict=True)
+    return [*columns, [f"{{{','.join(map(str, of_item))}}}" for of_item in slice_ids]]

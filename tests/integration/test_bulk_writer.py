@@ -15,7 +15,7 @@ from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import QuarantineReason, RetryError
 from quantdrift.core.process.run import Stop
-from quantdrift.core.records import Latency, Loss, Policy, StratumCount, Tally, Way
+from quantdrift.core.records import Latency, Loss, Policy, Side, StratumCount, Tally, Way
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.shadow.pipeline.store import until_stored
@@ -24,6 +24,7 @@ from quantdrift.storage.comparisons.rows import (
     ComparedExchange,
     ComparedItem,
     ConfigWarningRow,
+    NoiseItem,
     Quarantined,
     StoreBatch,
     Unreferenced,
@@ -135,8 +136,12 @@ async def test_the_newest_look_at_a_reference_replaces_the_one_before(
 async def test_one_statement_stores_the_same_as_a_transaction(
     database: Database, record: asyncpg.Connection
 ) -> None:
-    """The ids of the first batch are new, and it takes a transaction; the second one has the same values and is one statement."""
+    """The ids of the first batch are new, and it takes a transaction; the second one has the same values and is one statement.
+
+    Both come with second computations of earlier items.
+    """
     odd = "\"},{\\' 零"
+    own = {"exchange_id", "batch_id", "stored_at", "is_one_statement"}
     slices = tuple(
         SliceKey(model="digits", name=f"s={value}", predicate=f's = "{value}"') for value in ("", odd, "NULL")
     )
@@ -156,7 +161,21 @@ async def test_one_statement_stores_the_same_as_a_transaction(
         latency=Latency(last_byte_s=0.25, first_token_s=0.125),
     )
     compared[0] = msgspec.structs.replace(compared[0], exchange=first)
-    writer, boot, rows = Writer(database, SystemClock()), str(uuid.uuid4()), []
+    again = NoiseItem(
+        captured_at=now,
+        exchange_id="",
+        item=1,
+        side=Side.CANDIDATE,
+        version=VERSION,
+        policy=POLICY,
+        pi1=0.5,
+        pi2=1.0,
+        flip=True,
+        divergence=float("inf"),
+        slices=(slices[1], ALL),
+    )
+    unknown = msgspec.structs.replace(again, side=Side.REFERENCE, flip=None, divergence=None, slices=(ALL,))
+    writer, boot, rows, repeated = Writer(database, SystemClock()), str(uuid.uuid4()), [], []
     for number in range(2):
         batch = tuple(
             msgspec.structs.replace(
@@ -168,8 +187,12 @@ async def test_one_statement_stores_the_same_as_a_transaction(
             for place, one in enumerate(compared)
         )
         numbered = tuple(Numbered(boot=boot, row=0, number=1 + 2 * number + place) for place in range(2))
-        written = await writer.store(_batch(compared=batch, numbered=numbered, replay_s=0.5))
+        noise_id = uuid.uuid4()
+        noise = tuple(msgspec.structs.replace(one, exchange_id=noise_id.hex) for one in (again, unknown))
+        written = await writer.store(_batch(compared=batch, numbered=numbered, replay_s=0.5, noise=noise))
         assert written == Written(n_rows=4)
+        of_noise = await record.fetch("select * from noise where exchange_id = $1 order by side", noise_id)
+        repeated.append([{k: v for k, v in row.items() if k not in own} for row in of_noise])
         rows.append(
             await record.fetch(
                 """
@@ -180,12 +203,31 @@ async def test_one_statement_stores_the_same_as_a_transaction(
                 [one.exchange.id for one in batch],
             )
         )
-    own = {"exchange_id", "batch_id", "stored_at", "is_one_statement"}
     before, after = ([{k: v for k, v in row.items() if k not in own} for row in part] for part in rows)
     assert after == before
     assert [{row["is_one_statement"] for row in part} for part in rows] == [{False}, {True}]
     numbers = await record.fetchval("select numbers::text from arrival where boot = $1", uuid.UUID(boot))
     assert numbers == "{[1,5)}"
+    assert repeated[0] == repeated[1]
+    assert len(repeated[0]) == 2
+
+
+async def test_an_id_that_means_something_else_by_now_is_not_used(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """A failover may lose a slice and hand its id out again: the writer finds the slice by its name again, and makes it if need be."""
+    faint = SliceKey(model="digits", name="s=faint", predicate='s = "faint"')
+    writer = Writer(database, SystemClock())
+    for number in range(2):
+        await writer.store(_batch(compared=(_compared(number, slices=(ALL, faint)),)))
+    await record.execute("update slice set predicate = 's = \"other\"' where name = 's=faint'")
+    last = _compared(2, slices=(ALL, faint))
+    assert (await writer.store(_batch(compared=(last,)))).n_rows == 1
+    named = "select array_agg(predicate order by predicate) from slice where id = any($1::int[])"
+    ids = await record.fetchval(
+        "select slice_ids from comparison where exchange_id = $1", uuid.UUID(last.exchange.id)
+    )
+    assert await record.fetchval(named, ids) == sorted([ALL.predicate, faint.predicate])
 
 
 async def test_storing_again_changes_nothing(database: Database, record: asyncpg.Connection) -> None:
