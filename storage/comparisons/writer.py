@@ -308,7 +308,7 @@ class Writer:
         return Written(n_rows=n_items, n_other=_count_others(batch, others), without_place=frozenset(others))
 
     async def _learn(self, driver: asyncpg.Connection, referenced: "_Referenced") -> None:
-        """Remember the ids of the slices of models that come for the first time: else each new slice costs its batch a question."""
+        """Remember the ids of the slices of models that come for the first time: each batch with a new slice would ask for its ids."""
         if models := {key.model for key in referenced.versions} - self._learned:
             self._learned |= models
             rows = await driver.fetch(_PLACED, list(models), _REMEMBERED // 2)
@@ -526,7 +526,7 @@ _ALONE: Final = {
     for as_blocks in (False, True)
     for with_noise in (False, True)
 }
-"""Statements that store a batch: as blocks or rows, with or without noise. What they name is `_values_alone`."""
+"""Statements that store a batch, by whether as a block and whether with noise; `_values_alone` makes their parameters."""
 _REMEMBERED: Final = 20_000
 """Policies and slices whose ids are remembered."""
 _REFUSED: Final = "QD001"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quantdrift.storage.comparisons.blocks import BETWEEN, Blocks, insertion
-from quantdrift.storage.comparisons.copy import COLUMNS
+from quantdrift.storage.comparisons.copy import COLUMNS, Columns
 
 pytestmark = pytest.mark.unit
 
@@ -18,7 +18,7 @@ TRACE = f"00-{HASH}-0123456789abcdef-01"
 
 def _values_of(**last: Any) -> dict[str, Any]:
     """Return the values of a block whose comparisons have them in the usual form, but for the last one."""
-    columns: dict[str, list[Any]] = {name: [None] * N for name in COLUMNS} | {
+    columns: Columns = {name: [None] * N for name in COLUMNS} | {
         "captured_at": [datetime(2026, 3, 1, tzinfo=UTC)] * N,
         "exchange_id": [f"{number:032x}" for number in range(N)],
         "item": [0] * N,
