@@ -40,7 +40,7 @@ def connection_class(copy_timeout_s: float | None) -> type[asyncpg.Connection]:
 
         def has_unread(self) -> bool:
             """Return whether the server has sent something that nobody asked for: that, or its end, is how it ends a connection."""
-            if self.is_closed():
+            if self.is_closed() or self._transport.is_closing():
                 return True
             waiting = select.poll()
             waiting.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)

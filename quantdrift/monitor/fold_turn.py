@@ -40,7 +40,8 @@ LONGEST_UNWRITTEN_S: Final = 5.0
 """States, and verdicts that nothing is sent of, are written after so long at the latest, by a monitor that keeps up."""
 WRITING_SHARE: Final = 0.05
 """Of its time that a monitor that keeps up spends on writing, at most: with few slices each turn is written."""
-_WRITING_SHARE_OF_BACKLOG: Final = 0.2  # on a busy machine one turn can take five seconds, and would be written each time
+_WRITING_SHARE_OF_BACKLOG: Final = 0.2
+"""Of its time in a backlog: on a busy machine one turn can take five seconds, and would be written each time."""
 _CIRCUMSTANCES_S: Final = (
     5.0  # pauses show within seconds, and what was quarantined need not be counted with each batch
 )

@@ -68,9 +68,7 @@ THIN_TALLIES_EVERY = timedelta(hours=1)
 _LONGEST_PAUSE_S = 2.0
 _REPEATED_S: Final = 60.0
 _UNFOLDED_S: Final = 5.0
-_COUNT_PAUSE_S: Final = (
-    2.0  # after a look that found no incident to count; one that lasts is counted again after a minute
-)
+_COUNT_PAUSE_S: Final = 2.0  # where no incident waits to be counted
 _LOG = logging.getLogger(__name__)
 # A separate process with low priority, so that it does not slow down the model served on this machine.
 _COMPILE: Final = (
