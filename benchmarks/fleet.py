@@ -7,8 +7,8 @@ they send: one process makes exchanges, encrypted and numbered, and the counts o
 of 8 x 8 of which the reference costs next to nothing, and lies in `all` and in seven other slices, drawn evenly.
 
 **Costs**, one axis at a time from a base of 1,000 slices, 4 models, one worker, one monitor and batches of 64. Workers work off a backlog while no
-monitor runs; then monitors fold what was stored while no worker runs. Processor time is counted in the middle of each, in `/proc`, so that Postgres'
-share is told for workers and monitors apart, and nothing depends on how fast the machine's other work lets it go, but for caches. The plot marks
+monitor runs; then monitors fold what was stored while no worker runs. Processor time is counted in the middle of each, in `/proc`, of the fold from one
+writing to another (as `python -m benchmarks.leader` does), so that Postgres' share is told for workers and monitors apart, and nothing depends on how fast the machine's other work lets it go, but for caches. The plot marks
 where an axis bends: where an exchange costs twice what it costs at the cheapest point of that axis.
 
 **Plan**: small fleets, live, with batches of one to fifty and 200 to 4,000 slices, beside what `quantdrift plan --fleet` calculates for them. Then it prints
@@ -54,7 +54,7 @@ from benchmarks.fleet_plan import (
     run_said,
     worst_ratio,
 )
-from benchmarks.leader import SLICES_OF_EXCHANGE, WAITING, monitors, until_left, until_shared
+from benchmarks.leader import SLICES_OF_EXCHANGE, WAITING, monitors, n_batches_of, until_shared, writings
 from benchmarks.plots import Stack, stacked
 from benchmarks.replays import Servers, Traffic, config_of, cpu_s, running, servers_in
 from benchmarks.replays import until_left as until_acknowledged
@@ -80,7 +80,6 @@ _LONGEST_S: Final = 600.0
 _KEPT_UP_S: Final = 60.0
 _WAITING_S: Final = 3.0
 _ALL_SEEN: Final = 3.0  # of the values of a header 5 % at most are not drawn
-_END: Final = 0.05
 _SMALL: Final = 3
 _GOAL_PER_S: Final = 8_000.0
 _GOAL_RATIO: Final = 2.0
@@ -217,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         for number, point in enumerate(points, start=1):
             began = time.monotonic()
-            found[point] = _in_servers(partial(_measure, point, 12_000 if given.quick else 24_000))
+            found[point] = _in_servers(partial(_measure, point, is_quick=given.quick))
             say(
                 f"[{number}/{len(points)}, {time.monotonic() - began:.0f} s, load {_load():.1f}] {_said(found[point])}"
             )
@@ -366,10 +365,9 @@ def _made(servers: Servers, folder: Path, models: int, slices: int, monitor: Mon
     )
 
 
-async def _measure(point: Point, n_most: int, servers: Servers, folder: Path) -> Found:
+async def _measure(point: Point, servers: Servers, folder: Path, *, is_quick: bool) -> Found:
     """Return the costs at one point, each in the middle of a backlog."""
-    # An exchange in a small batch costs many times as much, and so many are not needed.
-    n = min(n_most, n_most // 4 * point.batch)
+    n = n_batches_of(point.batch, point.leaders, is_quick=is_quick) * point.batch
     lead = n // 8
     monitor = Monitor(admin="127.0.0.1:0", shards=point.leaders, reorder_s=_REORDER_S)
     n_slices = point.slices // point.models
@@ -395,14 +393,11 @@ async def _measure(point: Point, n_most: int, servers: Servers, folder: Path) ->
         await until_shared(watch, point.leaders)
         await _until_quiet(used)
         await watch.execute(_SHOW)
-        turns = await _turns(watch, used, stored["n_batches"])
+        seen = await writings(watch, processes, servers, stored["n_batches"])
     # The first turn loads everything, and slices begin.
     batch, lag = stored["n"] / stored["n_batches"], _LAG_S * _CAPTURED_PER_S / stored["n"]
-    first, *_, last = [each for each in turns if each.n_left < stored["n_batches"] * (1 - lag)]
-    leader, folding = (
-        1e6 * (late - early) / (first.n_left - last.n_left) / batch
-        for early, late in zip(first.used_s, last.used_s, strict=True)
-    )
+    _, first, *_, last = [each for each in seen if each.n_left < stored["n_batches"] * (1 - lag)]
+    leader, folding = last.since(first, (first.n_left - last.n_left) * batch)
     return Found(
         point=point,
         batch=batch,
@@ -467,23 +462,6 @@ async def _run_live(case: Case, seconds: float, servers: Servers, folder: Path) 
         n_waiting=n_waiting,
         load=_load(),
     )
-
-
-class _Turn(msgspec.Struct, frozen=True):
-    """The end of a turn of the fold: batches that wait, and processor time of monitors and Postgres."""
-
-    n_left: int
-    used_s: tuple[float, float]
-
-
-async def _turns(watch: Any, used: Callable[[], tuple[float, float]], n_batches: int) -> list[_Turn]:
-    """Return the ends of turns, until hardly any batch waits."""
-    turns: list[_Turn] = []
-    n_left = n_batches
-    while n_left > _END * n_batches:
-        n_left = await until_left(watch, n_left - 1)
-        turns.append(_Turn(n_left, used()))
-    return turns
 
 
 async def _until_quiet(used: Callable[[], tuple[float, float]]) -> None:

@@ -3,9 +3,10 @@
     python -m benchmarks.leader [--quick] [--slices N ...] [--batches N ...] [--live PER_S] [--leaders N ...]
 
 The real monitor, in a process of its own, leads and folds batches that the real writer stored in a real Postgres server (with `fsync`).
-It stands still while a backlog is stored, and goes on when all of it is there. Every exchange has one item, which lies in `all` and in
-seven other slices, drawn evenly, which touches the most slices; all are watched with the defaults. Processor time is counted in the
-middle of the backlog, from one number of batches that wait to another: of the monitor, of all of Postgres.
+It starts when all of a backlog is stored. Every exchange has one item, which lies in `all` and in
+seven other slices, drawn evenly, which touches the most slices; all are watched with the defaults. A monitor writes what it has folded
+once for several turns, and only then it shows how far it is. So a backlog is several writings long, and processor time is counted from the
+second to the last but one: of the monitor, of all of Postgres. Before the first all is loaded, and before the last the monitor may wait for more.
 
 With `--live` the exchanges of 20 models with 200 slices each are stored as they come, in batches of three, at a rate; `leader_live_core` is the
 share of a core that the monitor takes then, and `leader_live_waiting` how many batches wait for it at the end.
@@ -22,7 +23,6 @@ import argparse
 import asyncio
 import math
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -60,7 +60,9 @@ _GOAL_RATIO: Final = 2.0
 _GOAL_AT: Final = 1_000  # slices
 _LARGE, _SMALL = 64, 3
 _WITHIN_S: Final = 600.0
-_LEAST, _MOST = 400, 8_000  # batches of a backlog
+# A monitor writes after 16,384 exchanges or 4,096 batches: so many writings are in a backlog.
+_WRITINGS, _QUICK_WRITINGS = 6.5, 4.5
+_WRITTEN_ROWS, _WRITTEN_BATCHES = 16_384, 4_096
 _POLL_S: Final = 0.05
 # Exchanges wait `monitor.reorder_s` for earlier ones, by the time at which batches were stored.
 STORED: Final = "update batch set stored_at = captured_to + interval '1 second' where fold_seq is null"
@@ -73,9 +75,8 @@ WAITING: Final = """
         ) waiting
     ), 0)
 """
+_POSITIONS: Final = "select sum(fold_seq) from model_fold"
 _HOLDERS: Final = "select count(distinct m.name) from shard s join monitor_process m on m.name = s.holder"
-EDGE: Final = 0.2
-"""Share of a backlog that is folded before, and after, the part that counts."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,14 +122,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{given.live} exchanges/s: the monitor takes {core:.2f} of a core; {waiting} batches wait")
         finish("leader", {"leader_live_core": core, "leader_live_waiting": waiting}, [])
         return 0
-    n = 25_000 if given.quick else 75_000
     if given.leaders:
-        finish("leader", _compare_leaders(given.leaders, 2 * n), [])
+        finish("leader", _compare_leaders(given.leaders, is_quick=given.quick), [])
         return 0
     found: list[Found] = []
     for slices in given.slices:
         with tempfile.TemporaryDirectory(prefix="qd-") as folder, servers_in(Path(folder)) as servers:
-            for one in asyncio.run(_measure(servers, slices, given.batches, n, given.captured_per_s)):
+            for one in asyncio.run(
+                _measure(servers, slices, given.batches, given.captured_per_s, is_quick=given.quick)
+            ):
                 found.append(one)
                 print(
                     f"{one.slices:>6} slices, {one.batch:>3} exchanges in a batch: {one.per_s:>7,.0f} exchanges/s and core; "
@@ -155,12 +157,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _compare_leaders(leaders: Sequence[int], n_exchanges: int) -> dict[str, float | int | str | None]:
+def n_batches_of(size: int, leaders: int = 1, *, is_quick: bool = False) -> int:
+    """Return how many batches of a size make a backlog in which each of several monitors writes often enough."""
+    writings = _QUICK_WRITINGS if is_quick else _WRITINGS
+    return int(leaders * writings * min(_WRITTEN_BATCHES, _WRITTEN_ROWS / size))
+
+
+def _compare_leaders(leaders: Sequence[int], *, is_quick: bool) -> dict[str, float | int | str | None]:
     """Measure each number of monitors, and print it."""
     figures: dict[str, float | int | str | None] = {"cores": os.cpu_count()}
     for n in leaders:
         with tempfile.TemporaryDirectory(prefix="qd-") as folder, servers_in(Path(folder)) as servers:
-            per_s, monitor_us, postgres_us = asyncio.run(_together(servers, n, n_exchanges))
+            per_s, monitor_us, postgres_us = asyncio.run(
+                _together(servers, n, n_batches_of(_LARGE, n, is_quick=is_quick))
+            )
         print(
             f"{n} monitors: {per_s:>7,.0f} exchanges/s by the clock; microseconds each: monitors {monitor_us:.0f}, "
             f"Postgres {postgres_us:.0f}; {per_s * (monitor_us + postgres_us) / 1e6:.2f} cores",
@@ -170,78 +180,64 @@ def _compare_leaders(leaders: Sequence[int], n_exchanges: int) -> dict[str, floa
     return figures
 
 
-async def _together(servers: Servers, leaders: int, n_exchanges: int) -> tuple[float, float, float]:
+async def _together(servers: Servers, leaders: int, n: int) -> tuple[float, float, float]:
     """Return exchanges a second by the clock, and microseconds of processor time each, of monitors and Postgres."""
-    models = [f"m{number}" for number in range(_SHARED)]
-    n = n_exchanges // _LARGE
-    async with _leading(servers, models, leaders) as (config, _, watch, writer):
-        traffics = [_Traffic(config, name, _GOAL_AT // _SHARED, _SHARED_PER_S) for name in models]
+    config = _config(servers, [f"m{number}" for number in range(_SHARED)], leaders)
+    traffics = [_Traffic(config, model.name, _GOAL_AT // _SHARED, _SHARED_PER_S) for model in config.models]
+    await _let_begin(servers, config, traffics, _GOAL_AT // _SHARED)
+    return await _work_off(servers, config, traffics, _LARGE, n)
+
+
+async def _measure(
+    servers: Servers, slices: int, batches: Sequence[int], per_s: int, *, is_quick: bool
+) -> list[Found]:
+    config = _config(servers, [_MODEL])
+    traffic = _Traffic(config, _MODEL, slices, per_s)
+    await _let_begin(servers, config, [traffic], slices)
+    found = []
+    for size in batches:
+        n = n_batches_of(size, is_quick=is_quick)
+        _, monitor_us, postgres_us = await _work_off(servers, config, [traffic], size, n)
+        found.append(Found(slices=slices, batch=size, monitor_us=monitor_us, postgres_us=postgres_us))
+    return found
+
+
+async def _let_begin(servers: Servers, config: Config, traffics: Sequence["_Traffic"], n_slices: int) -> None:
+    """Let each slice of some models be seen."""
+    async with _leading(servers, config) as (_, watch, writer):
         for traffic in traffics:
-            for _ in range(_GOAL_AT // _SHARED // _LARGE + 4):
+            for _ in range(math.ceil(n_slices / _LARGE) + 8):
                 await writer.store(traffic.batch(_LARGE))
         await watch.execute(STORED)
         await until_left(watch, 0)
-    # Nobody folds while the backlog is stored. Monitors that only stood still would begin by finding their leases gone.
+
+
+async def _work_off(
+    servers: Servers, config: Config, traffics: Sequence["_Traffic"], size: int, n: int
+) -> tuple[float, float, float]:
+    """Store a backlog of batches, and let monitors fold it; return the same as `_together`."""
+    # Nobody folds while it is stored. Monitors that only stood still would begin by finding lead and leases gone.
     watch = await asyncpg.connect(servers.dsn)
     async with Database(servers.dsn) as database:
         writer = Writer(database, SystemClock())
         for number in range(n):
-            await writer.store(traffics[number % _SHARED].batch(_LARGE))
+            await writer.store(traffics[number % len(traffics)].batch(size))
     await watch.execute(STORED)
     await watch.close()
-    async with _leading(servers, models, leaders) as (_, processes, watch, _):
-        await until_shared(watch, leaders)
-
-        def used() -> tuple[float, float]:
-            own = sum(cpu_s(process.pid) for process in processes)
-            return own, cpu_s(servers.postgres_pid, with_children=True)
-
-        first = await until_left(watch, int(n * (1 - EDGE)))
-        began, before = time.monotonic(), used()
-        last = await until_left(watch, int(n * EDGE))
-        seconds, after = time.monotonic() - began, used()
+    async with _leading(servers, config) as (processes, watch, _):
+        await until_shared(watch, config.monitor.shards)
+        _, first, *_, last = await writings(watch, processes, servers, n)
         await until_left(watch, 0)
-        folded = (first - last) * _LARGE
-        monitor_us, postgres_us = (
-            1e6 * (late - early) / folded for early, late in zip(before, after, strict=True)
-        )
-        return folded / seconds, monitor_us, postgres_us
-
-
-async def _measure(
-    servers: Servers, slices: int, batches: Sequence[int], n_exchanges: int, per_s: int
-) -> list[Found]:
-    async with _leading(servers, [_MODEL]) as (config, (process,), watch, writer):
-        traffic = _Traffic(config, _MODEL, slices, per_s)
-        for _ in range(math.ceil(slices / _LARGE) + 8):  # each slice has been seen
-            await writer.store(traffic.batch(_LARGE))
-        await watch.execute(STORED)
-        await until_left(watch, 0)
-        found = []
-        for size in batches:
-            n = min(max(_LEAST, n_exchanges // size), _MOST)
-            process.send_signal(signal.SIGSTOP)
-            for _ in range(n):
-                await writer.store(traffic.batch(size))
-            await watch.execute(STORED)
-            process.send_signal(signal.SIGCONT)
-            first = await until_left(watch, int(n * (1 - EDGE)))
-            before = cpu_s(process.pid), cpu_s(servers.postgres_pid, with_children=True)
-            last = await until_left(watch, int(n * EDGE))
-            after = cpu_s(process.pid), cpu_s(servers.postgres_pid, with_children=True)
-            await until_left(watch, 0)
-            monitor_us, postgres_us = (
-                1e6 * (late - early) / ((first - last) * size)
-                for early, late in zip(before, after, strict=True)
-            )
-            found.append(Found(slices=slices, batch=size, monitor_us=monitor_us, postgres_us=postgres_us))
-        return found
+        folded = (first.n_left - last.n_left) * size
+        monitor_us, postgres_us = last.since(first, folded)
+        return folded / (last.at_s - first.at_s), monitor_us, postgres_us
 
 
 async def _live(servers: Servers, per_s: int, seconds: float) -> tuple[float, int]:
     """Return the share of a core that the monitor takes, and how many batches wait at the end."""
     names = [f"m{number}" for number in range(_MODELS)]
-    async with _leading(servers, names) as (config, (process,), watch, writer):
+    config = _config(servers, names)
+    async with _leading(servers, config) as ((process,), watch, writer):
         traffics = [_Traffic(config, name, _SLICES) for name in names]
         for traffic in traffics:
             for _ in range(_SLICES // _LARGE + 2):
@@ -268,18 +264,21 @@ async def _live(servers: Servers, per_s: int, seconds: float) -> tuple[float, in
         return core, int(await watch.fetchval(WAITING))
 
 
-@asynccontextmanager
-async def _leading(
-    servers: Servers, models: Sequence[str], n_monitors: int = 1
-) -> AsyncIterator[tuple[Config, list[psutil.Process], Any, Writer]]:
-    """Run monitors of models; yield their configuration, their processes, a connection and a writer to their database."""
-    config = Config(
+def _config(servers: Servers, models: Sequence[str], n_monitors: int = 1) -> Config:
+    return Config(
         stream=Stream(url=servers.nats_url, name="leader"),
         monitor=Monitor(admin="127.0.0.1:0", shards=n_monitors),
         models=tuple(Model(name=name) for name in models),
     )
+
+
+@asynccontextmanager
+async def _leading(
+    servers: Servers, config: Config
+) -> AsyncIterator[tuple[list[psutil.Process], Any, Writer]]:
+    """Run monitors; yield their processes, a connection and a writer to their database."""
     async with monitors(config, servers) as (running, watch), Database(servers.dsn) as database:
-        yield config, running, watch, Writer(database, SystemClock())
+        yield running, watch, Writer(database, SystemClock())
 
 
 @asynccontextmanager
@@ -296,7 +295,6 @@ async def monitors(config: Config, servers: Servers) -> AsyncIterator[tuple[list
         yield [psutil.Process(process.pid) for process in processes], watch
     finally:
         for process in processes:
-            os.kill(process.pid or 0, signal.SIGCONT)
             process.terminate()
             await asyncio.to_thread(process.join, READY_S)
         await watch.close()
@@ -393,6 +391,63 @@ async def until_shared(watch: Any, n_monitors: int) -> None:
         if time.monotonic() > until:
             raise TimeoutError("the monitors do not share the shards")
         await asyncio.sleep(_POLL_S)
+
+
+class Writing(msgspec.Struct, frozen=True, kw_only=True):
+    """The moment at which a writing of the fold has become visible.
+
+    Parameters
+    ----------
+    n_left
+        Batches that are not folded.
+    at_s
+        Time of a clock that never goes back.
+    monitor_s, postgres_s
+        Processor time so far.
+    """
+
+    n_left: int
+    at_s: float
+    monitor_s: float
+    postgres_s: float
+
+    def since(self, first: "Writing", n: int) -> tuple[float, float]:
+        """Return the processor time from an earlier one on for each of so many, in microseconds: monitors, Postgres."""
+        return 1e6 * (self.monitor_s - first.monitor_s) / n, 1e6 * (self.postgres_s - first.postgres_s) / n
+
+
+async def writings(
+    watch: Any, processes: Sequence[psutil.Process], servers: Servers, n_batches: int
+) -> list[Writing]:
+    """Return the writings of a backlog, but for those that leave nothing: the monitor may have waited before.
+
+    Raises
+    ------
+    ValueError
+        There were fewer than three, so that what lies between the second and the last cannot be told.
+    """
+    seen: list[Writing] = []
+    until, n_left, position = time.monotonic() + _WITHIN_S, n_batches, await watch.fetchval(_POSITIONS)
+    while n_left > 0:
+        if time.monotonic() > until:
+            raise TimeoutError(f"the monitor has not folded the batches within {_WITHIN_S:g} s")
+        # To count all that waits would take Postgres as long as a part of the fold.
+        if (now := await watch.fetchval(_POSITIONS)) == position:
+            await asyncio.sleep(_POLL_S)
+            continue
+        position = now
+        writing = Writing(
+            at_s=time.monotonic(),
+            monitor_s=math.fsum(cpu_s(process.pid) for process in processes),
+            postgres_s=cpu_s(servers.postgres_pid, with_children=True),
+            n_left=int(await watch.fetchval(WAITING)),
+        )
+        if 0 < writing.n_left < n_left:
+            seen.append(writing)
+        n_left = writing.n_left
+    if len(seen) <= 2:
+        raise ValueError("fewer than three writings were seen: the backlog is too small")
+    return seen
 
 
 async def until_left(watch: Any, n_left: int) -> int:

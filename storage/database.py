@@ -4,6 +4,8 @@ It includes a subclass of asyncpg's connection, because a COPY of asyncpg can wa
 """
 
 import asyncio
+import select
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, Self, TypeAlias
@@ -11,9 +13,10 @@ from typing import Any, Final, Self, TypeAlias
 import asyncpg
 from sqlalchemy import event, text
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 from quantdrift.storage.address import Connector, Dsn
@@ -34,6 +37,14 @@ def connection_class(copy_timeout_s: float | None) -> type[asyncpg.Connection]:
 
     class Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg publishes no types
         __slots__ = ()
+
+        def has_unread(self) -> bool:
+            """Return whether the server has sent something that nobody asked for: that, or its end, is how it ends a connection."""
+            if self.is_closed() or self._transport.is_closing():
+                return True
+            waiting = select.poll()
+            waiting.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+            return bool(waiting.poll(0))
 
         async def copy_records_to_table(self, table_name: str, **options: Any) -> str:
             """Copy rows as asyncpg does; raise `TimeoutError` when the server does not take them any more."""
@@ -75,6 +86,9 @@ STATEMENT_TIMEOUT_S: Final = 30.0
 """No statement of a process takes a tenth of it; a longer one waits for a lock, or for a server that is overloaded."""
 # How long after its timeout a statement may be overdue on our own clock before the network counts as dead.
 _NETWORK_GRACE_S: Final = 5.0
+_SURE_S: Final = 5.0
+"""The server of a connection that was used so recently is there, unless it has sent something since."""
+_USED_S: Final = "used_s"
 # The server notices within half a minute that a client's machine is gone, and releases its locks.
 _KEEPALIVE: Final = {"tcp_keepalives_idle": "15", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 
@@ -113,8 +127,9 @@ class Database:
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=statement_timeout_s,
-            pool_pre_ping=True,
         )
+        event.listen(self._engine.sync_engine, "checkin", _note_use)
+        event.listen(self._engine.sync_engine, "checkout", _make_sure)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
@@ -223,6 +238,25 @@ def _leave_standby(context: ExceptionContext) -> None:
     """Close every connection to a server that has become a standby: new connections reach the new primary."""
     if getattr(context.original_exception, "sqlstate", "") == _READ_ONLY:
         context.is_disconnect = True
+
+
+def _note_use(_: Any, record: ConnectionPoolEntry) -> None:
+    record.info[_USED_S] = time.monotonic()
+
+
+def _make_sure(connection: Any, record: ConnectionPoolEntry, _: Any) -> None:
+    """Ask the server whether it is still there where that is not certain; a connection that is lost is replaced.
+
+    To ask takes three messages, as many as a transaction of one statement. When the server ends a connection it sends that.
+    """
+    used_s = record.info.get(_USED_S)
+    if used_s is None:  # it is new
+        return
+    if time.monotonic() - used_s > _SURE_S or connection.driver_connection.has_unread():
+        try:
+            connection.ping()
+        except connection.dbapi.Error as error:
+            raise InvalidatePoolError from error
 
 
 @asynccontextmanager

@@ -37,9 +37,11 @@ TURNS_UNWRITTEN: Final = 4
 """Turns of that size whose result waits in memory, while more batches wait: a monitor that was killed folds them again within seconds."""
 _SUMS_UNWRITTEN: Final = 32_768  # what a turn of eight slices an exchange can have at most
 LONGEST_UNWRITTEN_S: Final = 5.0
-"""States, and verdicts that nothing is sent of, are written after so long at the latest."""
+"""States, and verdicts that nothing is sent of, are written after so long at the latest, by a monitor that keeps up."""
 WRITING_SHARE: Final = 0.05
 """Of its time that a monitor that keeps up spends on writing, at most: with few slices each turn is written."""
+_WRITING_SHARE_OF_BACKLOG: Final = 0.2
+"""Of its time in a backlog: on a busy machine one turn can take five seconds, and would be written each time."""
 _CIRCUMSTANCES_S: Final = (
     5.0  # pauses show within seconds, and what was quarantined need not be counted with each batch
 )
@@ -55,12 +57,21 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Unwritten:
-    """How much was folded since the last writing; `anything`: whether anything is to be written of it."""
+    """How much was folded since the last writing.
+
+    Attributes
+    ----------
+    anything
+        Whether anything is to be written of it.
+    looked
+        Whether something was looked at beside the batches, which may have changed verdicts.
+    """
 
     def __init__(self) -> None:
         self.n_batches = 0
         self.n_rows = 0
         self.anything = False
+        self.looked = False
 
     def add(self, batches: Sequence[BatchRows], *, anything: bool) -> None:
         """Add what was folded in one turn."""
@@ -148,7 +159,7 @@ class FoldTurn:
             await load_catalog(connection, wanted=wanted, known=folds.catalog, models=models),
             await read_spans(connection),
         )
-        await self._look(connection, begun_s)
+        looked = await self._look(connection, begun_s)
         for batch in batches:
             with self._processor_time.part("fold"):
                 folds.batch(batch)
@@ -157,12 +168,14 @@ class FoldTurn:
             await asyncio.sleep(0)
         folds.skip(until)
         # Positions, too, where others' batches were passed over: a fold that is ahead of what is stored counts as lost.
-        self._unwritten.add(batches, anything=bool(batches or new or until > after))
+        came = bool(batches or new or until > after)
+        self._unwritten.add(batches, anything=came)
+        self._unwritten.looked |= looked
         decided = any(rows.decisions or rows.slices or rows.closes for rows in batches)
         writes = bool(new) or decided or folds.has_news or self._is_due(waits=more or until < last)
         transitions = await self._write(connection, positions) if writes else ()
         # While a result waits to be written, the gauges show what is stored.
-        shows = writes or not self._unwritten.anything
+        shows = writes or (not self._unwritten.anything and (came or looked))
         mitigated = await mitigated_slices(connection) if shows else {}
 
         def committed() -> bool:
@@ -200,15 +213,18 @@ class FoldTurn:
             Whether more batches wait to be folded.
         """
         unwritten = self._unwritten
+        if not (unwritten.anything or unwritten.looked):
+            return False
         if (
             unwritten.n_batches >= TURNS_UNWRITTEN * BATCHES_AT_ONCE
             or unwritten.n_rows >= TURNS_UNWRITTEN * ROWS_AT_ONCE
             or self._folds.n_sums >= _SUMS_UNWRITTEN
         ):
             return True
-        longest_s = LONGEST_UNWRITTEN_S
-        if not waits:
-            longest_s = min(longest_s, self._writing_s / WRITING_SHARE)
+        if waits:
+            longest_s = max(LONGEST_UNWRITTEN_S, self._writing_s / _WRITING_SHARE_OF_BACKLOG)
+        else:
+            longest_s = min(LONGEST_UNWRITTEN_S, self._writing_s / WRITING_SHARE)
         return self._clock.monotonic_s() - self._written_s >= longest_s
 
     async def _write(
@@ -248,8 +264,9 @@ class FoldTurn:
         self._gauges.clear()
         return False
 
-    async def _look(self, connection: Connection, now_s: float) -> None:
-        """Let the folds know what is so now, beside the batches, where that is due."""
+    async def _look(self, connection: Connection, now_s: float) -> bool:
+        """Let the folds know what is so now, beside the batches, where that is due; return whether it was."""
+        is_due = now_s >= min(self._circumstances_due_s, self._shares_due_s)
         max_ratio = self._config.monitor.max_loss_ratio
         if now_s >= self._circumstances_due_s:
             self._folds.note(await read_circumstances(connection, max_ratio))
@@ -259,6 +276,7 @@ class FoldTurn:
             for fold in self._folds.folds():
                 fold.note_shares(await read_share_hours(connection, fold.share_question()))
             self._shares_due_s = now_s + _SHARES_S
+        return is_due
 
     def _say(self, transitions: Collection[TransitionRow]) -> None:
         catalog = self._folds.catalog

@@ -158,6 +158,9 @@ class OutboxSender:
         """
         async with self._database.begin() as connection:
             waiting = await unsent(connection, _AT_ONCE, self._max_share)
+        if not waiting:
+            self.n_waiting, self.oldest_waiting = 0, None
+            return 0, False
         sent, unreachable = 0, False
         while waiting and not unreachable:
             event = waiting.pop(0)

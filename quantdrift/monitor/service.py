@@ -68,6 +68,7 @@ THIN_TALLIES_EVERY = timedelta(hours=1)
 _LONGEST_PAUSE_S = 2.0
 _REPEATED_S: Final = 60.0
 _UNFOLDED_S: Final = 5.0
+_COUNT_PAUSE_S: Final = 2.0  # where no incident waits to be counted
 _LOG = logging.getLogger(__name__)
 # A separate process with low priority, so that it does not slow down the model served on this machine.
 _COMPILE: Final = (
@@ -435,7 +436,7 @@ class MonitorService:
                     await self._leadership.fence(connection)
                     await store_count(connection, count)
                 return
-        await self._stop.wait(TURN_S)
+        await self._stop.wait(_COUNT_PAUSE_S)
 
     async def _notify_turn(self, notify: Callable[[], Awaitable[None]]) -> None:
         if self._leads():

@@ -279,6 +279,22 @@ _SLICES_OF: Final = text("""
     select id, model, name, predicate, definition from slice
     where cast(:models as text[]) is null or model = any(cast(:models as text[])) order by id
 """)
+_SUMS_OF: Final = text("""
+    select v.n, v.ids, s.n, s.ids
+    from (
+        select count(*) as n, coalesce(sum(id), 0)::bigint as ids from model_version
+        where cast(:models as text[]) is null or model = any(cast(:models as text[]))
+    ) v, (
+        select count(*) as n, coalesce(sum(id), 0)::bigint as ids from slice
+        where cast(:models as text[]) is null or model = any(cast(:models as text[]))
+    ) s
+""")
+_EVERYTHING: Final = text("""
+    insert into slice (model, predicate, name, definition)
+    select distinct v.model, 'true', 'all', '{"where": []}'::jsonb from model_version v
+    where not exists (select from slice s where s.model = v.model and s.predicate = 'true')
+    on conflict do nothing
+""")
 _POLICIES_KEPT: Final = 1_000
 _POLICIES: Final = text("""
     select id, definition from policy where cast(:wanted as int[]) is null or id = any(cast(:wanted as int[]))
@@ -366,17 +382,31 @@ async def load_catalog(
     wanted
         Policies that must be in it, since hundreds are made in a day; None: all of them.
     known
-        An earlier catalog: its policies, which never change, are not read again; the newest of them are kept.
+        An earlier catalog of the same models: what is in it is not read again, and where nothing was added it is returned itself. Policies that
+        are not wanted are kept, the newest of them.
     """
-    await connection.execute(
-        text("""
-            insert into slice (model, predicate, name, definition)
-            select distinct v.model, 'true', 'all', '{"where": []}'::jsonb from model_version v
-            where not exists (select from slice s where s.model = v.model and s.predicate = 'true')
-            on conflict do nothing
-        """)
-    )
+    if known is not None and await _is_unchanged(connection, known, models):
+        policies = await _policies(connection, wanted, known.policies)
+        sessions = await found_sessions(connection)
+        if policies == known.policies and sessions == known.undeclared_sessions:
+            return known
+        return msgspec.structs.replace(known, policies=policies, undeclared_sessions=sessions)
+    await connection.execute(_EVERYTHING)
     return await read_catalog(connection, wanted=wanted, known=known, models=models)
+
+
+async def _is_unchanged(connection: AsyncConnection, known: Catalog, models: Collection[str] | None) -> bool:
+    """Return whether there are the same versions and slices as in a catalog: their rows never change but for columns that it leaves out."""
+    if models is not None and any(version.model not in models for version in known.versions.values()):
+        return False
+    row = (await connection.execute(_SUMS_OF, {"models": None if models is None else sorted(models)})).one()
+    # What begins has a larger id than what has ended since, so equally many with the same sum are the same.
+    return tuple(row) == (
+        len(known.versions),
+        sum(known.versions),
+        len(known.slices),
+        sum(known.slices),
+    )
 
 
 async def read_catalog(
@@ -484,9 +514,9 @@ async def number(
     row = await _fold_row(connection)
     last: int = row["fold_seq"]
     await begin_models(connection, last, known=row["model_seq"] == last)
-    fastest = await connection.scalar(_FASTEST)
+    fastest = None if shards == 1 else await connection.scalar(_FASTEST)
     numbered: list[dict[str, Any]] = []
-    if shards == 1 or fastest is None or last - fastest < _CLAIMS_AHEAD * most:
+    if fastest is None or last - fastest < _CLAIMS_AHEAD * most:
         numbered = await _number(connection, last, most, horizon, most_rows)
     if numbered:
         await _take_over(connection, min(each["fold_seq"] for each in numbered))
@@ -494,8 +524,12 @@ async def number(
     newest = row["newest_capture"]
     if row["model_seq"] != row["fold_seq"]:
         newest = max((at for at in (newest, row["exchange_time"]) if at is not None), default=None)
-    newest = await note_spans(connection, numbered, newest)
-    await note_numbers(connection, last, shards, newest)
+    if numbered:
+        newest = await note_spans(connection, numbered, newest)
+    if (last, last, shards, newest) != tuple(
+        row[name] for name in ("fold_seq", "model_seq", "shards", "newest_capture")
+    ):
+        await note_numbers(connection, last, shards, newest)
     return last, len(numbered) >= most or sum(each["n_rows"] for each in numbered) >= most_rows
 
 
@@ -529,6 +563,8 @@ async def next_batches(
     most, most_rows
         Number of batches, and of rows in them, after which no further batch comes.
     """
+    if after >= last:
+        return [], last
     borders = {"first": after + 1, "last": last}
     decided = (await connection.execute(_DECIDED, borders)).mappings().all()
     closed = (await connection.execute(_CLOSED_NEXT, borders)).mappings().all()
@@ -627,11 +663,12 @@ async def _batches(
     ids = [row["id"] for row in own]
     comparisons, noise = await _read(connection, own, condensed=condensed)
     tallies: dict[int, list[TallyRow]] = {}
-    for row in (await connection.execute(_TALLIES, {"batches": ids})).mappings():
-        tallies.setdefault(row["batch_id"], []).append(_tally(row))
     expiries: dict[int, list[ExpiryRow]] = {}
-    for row in (await connection.execute(_EXPIRIES, {"batches": ids})).mappings():
-        expiries.setdefault(row["batch_id"], []).append(_expiry(row))
+    if ids:
+        for row in (await connection.execute(_TALLIES, {"batches": ids})).mappings():
+            tallies.setdefault(row["batch_id"], []).append(_tally(row))
+        for row in (await connection.execute(_EXPIRIES, {"batches": ids})).mappings():
+            expiries.setdefault(row["batch_id"], []).append(_expiry(row))
     return [
         BatchRows(
             fold_seq=row["fold_seq"],
@@ -800,8 +837,11 @@ async def _position(connection: AsyncConnection) -> Position:
 
 
 async def _fold_row(connection: AsyncConnection) -> RowMapping:
-    await connection.execute(_BEGIN)
-    return (await connection.execute(_POSITION)).mappings().one()
+    row = (await connection.execute(_POSITION)).mappings().one_or_none()
+    if row is None:
+        await connection.execute(_BEGIN)
+        row = (await connection.execute(_POSITION)).mappings().one()
+    return row
 
 
 def _item_count(row: RowMapping) -> ItemCount:

@@ -13,10 +13,11 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold.read import claim, load_catalog, resume, unfolded
 from quantdrift.storage.fold.write import write
-from quantdrift.storage.fold_rows import BatchRows, TallyRow, from_us
+from quantdrift.storage.fold_rows import BatchRows, Catalog, TallyRow, from_us
 from tests.support.monitor.fold_stream import (
     BEGIN,
     BEGIN_US,
+    CATALOG,
     CONFIG,
     SECOND_US,
     batches,
@@ -96,6 +97,33 @@ async def test_policies_are_read_once_and_only_where_they_are_wanted(
         await connection.execute(text("update policy set definition = '{}' where id = 7"))
         more = await load_catalog(connection, wanted={7, 9, 1000}, known=few)
         assert sorted(more.policies) == [1, 7, 9]
+
+
+async def test_versions_and_slices_are_read_again_only_where_some_came_or_went(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """A turn of the fold asks twice a second; also as many as before may be others, and of other models."""
+    model = next(iter(CATALOG.versions.values())).model
+
+    async def load(known: Catalog, *models: str) -> Catalog:
+        async with database.begin() as connection:
+            return await load_catalog(connection, wanted=(), known=known, models=models)
+
+    first = await load(Catalog(versions={}, slices={}, policies={}), model)
+    assert first.versions
+    assert await load(first, model) is first
+    add = """
+        insert into slice (id, model, predicate, name, definition) overriding system value
+        values ($1::integer, $2, 'p' || $1, 's' || $1, '{"where": []}')
+    """
+    await record.execute(add, 101, model)
+    second = await load(first, model)
+    assert second.slices.keys() == first.slices.keys() | {101}
+    await record.execute("delete from slice where id = 101")
+    await record.execute(add, 102, model)
+    third = await load(second, model)
+    assert third.slices.keys() == first.slices.keys() | {102}
+    assert (await load(third, "other")).slices.keys().isdisjoint(third.slices)
 
 
 async def test_two_monitors_at_the_very_first_fold_do_not_both_fold(

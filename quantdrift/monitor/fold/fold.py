@@ -91,6 +91,7 @@ class Fold:
 
     def __init__(self, config: Config, snapshot: Snapshot) -> None:
         self.state = FoldState(config, snapshot)
+        self._may_ask_otherwise = True  # the stored signals are those of another configuration, perhaps
         self._reorder_us = int(config.monitor.reorder_s * MICROSECONDS)
         self._session_us = int(config.monitor.session_s * MICROSECONDS)
 
@@ -112,7 +113,9 @@ class Fold:
 
     def policies(self) -> set[int]:
         """Return the policies that its slices were last sampled under, and those of open sessions."""
-        return {entry.policy_id for entry in self.state.slices.values()} | self.state.sessions.policies()
+        table, (_, rows) = self.state.table, self.state.sorted()
+        table.survey_all(rows)
+        return set(np.unique(table.policy_id[rows]).tolist()) | self.state.sessions.policies()
 
     def verdicts(self) -> list[VerdictRow]:
         """Return the present verdict on every slice."""
@@ -136,10 +139,13 @@ class Fold:
 
     def learn(self, catalog: Catalog) -> None:
         """Take over versions, slices and policies; a version without a reference gets its `unknown` here."""
+        is_new = catalog.versions != self.catalog.versions
         self.state.learn(catalog)
-        for key, signals in self.state.not_asked():
-            self._remove(key, signals, "the configuration asks for it no more")
-        self.state.retune_growth()
+        if is_new or self._may_ask_otherwise:
+            for key, signals in self.state.not_asked():
+                self._remove(key, signals, "the configuration asks for it no more")
+            self.state.retune_growth()
+            self._may_ask_otherwise = False
         for version in catalog.versions.values():
             self._unreferenced(version, version.first_seen_us)
 
@@ -598,6 +604,7 @@ class Fold:
         state = self.state
         for decision in rows.decisions:
             state.decide(decision)
+            self._may_ask_otherwise = True
         for change in rows.slices:
             self._retire(change)
         for closing in rows.closes:

@@ -47,6 +47,7 @@ class ModelFolds:
         self._config = config
         self._folds: dict[str, Fold] = {}
         self._stored: dict[str, int] = {}
+        self._parts_of_catalog: dict[str, Catalog] = {}
         self.catalog = _NOTHING
 
     def keep(self, positions: Mapping[str, Position]) -> list[str]:
@@ -96,9 +97,11 @@ class ModelFolds:
 
     def learn(self, catalog: Catalog, spans: Mapping[str, list[tuple[int, int]]]) -> None:
         """Take over versions, slices and policies, and when each model of the fleet shares the allowance."""
+        if catalog is not self.catalog or self._parts_of_catalog.keys() != self._folds.keys():
+            self._parts_of_catalog = _by_model(catalog, self._folds)
         self.catalog = catalog
         watched = WatchedModels(span for of_model in spans.values() for span in of_model)
-        for model, own in _by_model(catalog, self._folds).items():
+        for model, own in self._parts_of_catalog.items():
             fold = self._folds[model]
             # What came before there were spans, and what names no model, is of a model that is alone.
             fold.state.watched = watched.of(spans[model]) if model in spans else WatchedModels()
