@@ -496,10 +496,10 @@ def cpu_s(pid: int, *, with_children: bool = False) -> float:
     """Return the processor time of a process so far, with that of children that live and that are gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except OSError:
+        children = psutil.Process(pid).children() if with_children else []
+    except (OSError, psutil.NoSuchProcess):
         return 0.0
     own = sum(int(field) for field in fields[11 : 15 if with_children else 13]) / _HZ
-    children = psutil.Process(pid).children() if with_children else []
     return own + math.fsum(cpu_s(child.pid, with_children=True) for child in children)
 
 

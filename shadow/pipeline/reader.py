@@ -43,7 +43,8 @@ _PAUSE_S = 0.5
 _CAREFUL_PAUSE_S = 0.05
 _WAITS_TO_COME_BACK = 1.5  # times `ack_wait_s`; a crashed worker's messages are redelivered within one
 _NOT_REPLAYED = "not replayed"
-_BATCH_S = 0.05
+_OF_DELAY = 0.5
+"""A batch of a quick reference is replayed for at most this share of `shadow.batch_delay_s`."""
 MOST_ITEMS = 512
 """Most items of a batch where the reference is quick, unless `shadow.batch_items` is more."""
 
@@ -179,12 +180,14 @@ class Reader:
             await self.flush()
 
     def _batch_items(self) -> int:
-        """Return how many items make a batch: where the reference is quick, as many as it takes some time for.
+        """Return how many items make a batch: where the reference is quick, as many as it replays in half of `shadow.batch_delay_s`.
 
-        Each batch costs worker, database and monitor some milliseconds, whatever it holds, and in a backlog of small exchanges that was
-        a third of all their time. The reference still gets `shadow.batch_items` at a time, so that its memory is as before.
+        Each batch costs worker, database and monitor some milliseconds, whatever it holds, and after each replay the rest of the worker
+        finds the processor's caches full of the reference's data. The reference still gets `shadow.batch_items` at a time, so that its
+        memory is as before.
         """
-        quick = min(self._queues.items_within(self._model, _BATCH_S), MOST_ITEMS)
+        quick_s = _OF_DELAY * self._shadow.batch_delay_s
+        quick = min(self._queues.items_within(self._model, quick_s), MOST_ITEMS)
         return max(quick, self._shadow.batch_items)
 
     async def _fetch(self, wanted: int, wait_s: float) -> list[TakenMessage]:

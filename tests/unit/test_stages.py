@@ -73,13 +73,15 @@ class _Consumer:
 
     def __init__(self, deliveries: Sequence[_Delivery]) -> None:
         self._deliveries = list(deliveries)
+        self.n_wanted: list[int] = []
 
     async def unacknowledged(self) -> int:
         """Return that nobody else has anything in hand."""
         return 0
 
-    async def fetch(self, *_: Any, **__: Any) -> list[_Delivery]:
-        """Return all of them."""
+    async def fetch(self, n: int, **_: Any) -> list[_Delivery]:
+        """Note how many were wanted, and return all of them."""
+        self.n_wanted.append(n)
         return self._deliveries
 
 
@@ -320,6 +322,36 @@ async def test_a_batch_fills_for_longer_than_a_fetch_takes(delay_s: float, n_que
             await asyncio.sleep(0)
         assert taking.done() == bool(n_queued)
         taking.cancel()
+
+
+@pytest.mark.parametrize(("delay_s", "n_wanted"), [(0.1, 64), (0.5, 250), (5.0, 512)])
+async def test_a_batch_of_a_quick_reference_is_what_it_replays_in_half_of_the_delay(
+    delay_s: float, n_wanted: int
+) -> None:
+    """The reference takes a millisecond for an item: a batch has at least `batch_items` of them, and at most 512."""
+    with ThreadPoolExecutor(1) as thread:
+        bench = _Bench(lambda: None, thread)
+        consumer = _Consumer([])
+        reader = Reader(
+            fetch_bytes=FETCH_BYTES,
+            shadow=Shadow(batch_delay_s=delay_s),
+            consumer=consumer,  # type: ignore[arg-type]
+            references=References((), lambda *_: pytest.fail("loads nothing")),
+            model="digits",
+            rules=AttributeRules(recorded=frozenset(), hashed=frozenset()),
+            queues=bench.queues,
+            in_flight=bench.in_flight,
+            meters=bench.meters,
+            health=bench.health,
+            clock=SystemClock(),
+            stop=Stop(),
+        )
+        await bench.queues.put("digits", [])
+        ready, _ = await bench.queues.take()
+        bench.queues.charge(ready, 0.064, 64)
+        bench.queues.done()
+        await reader.read_once()
+        assert consumer.n_wanted == [n_wanted]
 
 
 @pytest.mark.parametrize("error", [RetryError("away"), OperatorError("the password was changed")])

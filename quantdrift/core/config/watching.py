@@ -58,7 +58,15 @@ class Shadow(Section, frozen=True, kw_only=True):
             "Most items in one replay. A larger batch costs less time per item, and results come later.", ge=1
         ),
     ] = 64
-    batch_delay_s: Annotated[float, about("Longest wait for a batch to fill.", "s", gt=0)] = 0.5
+    batch_delay_s: Annotated[
+        float,
+        about(
+            "Longest wait for a batch to fill. Where the reference is quick, a batch has more than `batch_items`: up "
+            "to 512 items, as many as are replayed in half of this time.",
+            "s",
+            gt=0,
+        ),
+    ] = 0.5
     reference_memory_bytes: Annotated[
         int,
         about(
