@@ -24,11 +24,12 @@ from quantdrift.core.signals import (
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.watch import SignalKey
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.fold_rows import BatchRows, Episode
 from quantdrift.storage.signals import named_values
 from tests.support.monitor.alert_cases import page
-from tests.support.monitor.fold_stream import ALL_ID, CONFIG, FAINT_ID, batches
-from tests.support.monitor.folds import fold_all, verdict_of
+from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CONFIG, FAINT_ID, batches
+from tests.support.monitor.folds import EMPTY, fold_all, verdict_of
 from tests.support.plugin_packages import install_toy
 
 pytestmark = pytest.mark.unit
@@ -129,11 +130,12 @@ def test_a_signal_is_watched_where_it_has_a_budget(tmp_path: Path, monkeypatch: 
     key = SignalKey("missed-intervals", "budget")
     plain, unwatched = fold_all(batches(60)), fold_all(stream)
     assert unwatched[1].detectors == plain[1].detectors
-    fold, _ = fold_all(stream, config=WATCHED)
+    fold, outcome = fold_all(stream, config=WATCHED)
     assert key in fold.state.slices[1, FAINT_ID].watch.states
     assert not fold.state.not_asked()
-    fold.state._config = CONFIG
-    fold.learn(fold.catalog)
+    stored = {name: getattr(outcome, name) for name in ("position", "detectors", "verdicts")}
+    fold = Fold(CONFIG, msgspec.structs.replace(EMPTY, **stored))
+    fold.learn(CATALOG)
     assert key not in fold.state.slices[1, FAINT_ID].watch.states
     assert {row.metric for row in fold.take().detectors if row.retired_us} == {"missed-intervals"}
 
