@@ -47,9 +47,12 @@ from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.stream.backlog import read_waiting
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
+from quantdrift.storage.fold.reading_order import MOST_HORIZON_US
 
 _N_CONNECTIONS: Final = 8
 _POLL_S: Final = 1.0
+_LONGEST_HELD_S: Final = 1.5 * MOST_HORIZON_US / 1e6
+"""After faults the fold holds the last exchanges back for so long that late ones can still come before them."""
 _INTERRUPTED: Final = "it was interrupted"
 
 
@@ -238,13 +241,14 @@ async def _drained(stack: Stack, traffic: Traffic, plan: Plan, outcome: Outcome)
     """Wait until every request is accounted for, or nothing changes any more; return how many wait in the stream."""
     began_s = time.monotonic()
     waiting, before, since_s = -1, None, began_s
+    settled_s = 1.5 * Sidecar().tally_interval_s
     while (now_s := time.monotonic()) - began_s < plan.drain_s:
         with contextlib.suppress(Exception):  # the stack may still recover
             waiting = await _waiting(stack)
             account = await read_account(stack, traffic, waiting)
             if account != before:
                 before, since_s = account, now_s
-            elif waiting == 0 and now_s - since_s > 1.5 * Sidecar().tally_interval_s:
+            elif waiting == 0 and now_s - since_s > (_LONGEST_HELD_S if account.unfolded else settled_s):
                 break
         await asyncio.sleep(_POLL_S)
     outcome.drained_s = since_s - began_s
