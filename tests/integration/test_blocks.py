@@ -17,6 +17,7 @@ from sqlalchemy.pool import NullPool
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.errors import QuarantineReason, RetryError
+from quantdrift.core.records import Side
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.storage import sampling
@@ -24,7 +25,13 @@ from quantdrift.storage.account import flow
 from quantdrift.storage.admin.migrate import alembic_config
 from quantdrift.storage.admin.retention import merge_blocks
 from quantdrift.storage.alerts import evidence, examples
-from quantdrift.storage.comparisons.rows import ComparedExchange, ComparedItem, StoreBatch, VersionKey
+from quantdrift.storage.comparisons.rows import (
+    ComparedExchange,
+    ComparedItem,
+    NoiseItem,
+    StoreBatch,
+    VersionKey,
+)
 from quantdrift.storage.comparisons.writer import Writer
 from quantdrift.storage.database import Database, make_engine
 from quantdrift.storage.figures import figures, spans
@@ -261,6 +268,35 @@ async def test_the_writer_stores_the_same_in_a_block_as_in_rows(database: Databa
         for table in ("comparison", "condensed_block", "batch", "arrival"):
             await rows(database, f"delete from {table} returning 1")
     assert found[0] == found[1]
+
+
+async def test_second_replays_are_stored_with_a_block(database: Database) -> None:
+    """In a transaction while ids are new, then in one statement with the block; each value is the one that was given."""
+    store = writer(database).store
+    for number in range(2):
+        compared = batch(1 + 64 * number, 64)
+        first = compared.compared[0]
+        again = NoiseItem(
+            captured_at=first.exchange.captured_at,
+            exchange_id=first.exchange.id,
+            item=0,
+            side=Side.REFERENCE,
+            version=VERSION,
+            policy=first.exchange.sampling.policy,
+            pi1=0.5,
+            pi2=1.0,
+            flip=None,
+            divergence=0.25,
+            slices=first.items[0].slices,
+        )
+        assert (await store(msgspec.structs.replace(compared, noise=(again,)))).n_rows == 64
+    assert await rows(database, PLACES) == [(0, 128)]
+    # What one statement writes has one number of its command.
+    assert await rows(
+        database,
+        "select n.cmin = c.cmin, n.side, n.flip, n.divergence, n.pi1, cardinality(n.slice_ids)"
+        " from batch b join condensed_block c on c.of_batch = b.id join noise n on n.batch_id = b.id order by b.id",
+    ) == [(False, "reference", None, 0.25, 0.5, 2), (True, "reference", None, 0.25, 0.5, 2)]
 
 
 async def test_a_redelivered_exchange_is_stored_once(database: Database) -> None:

@@ -144,6 +144,25 @@ class _Bench:
             on_broken=self.said.append,
         )
 
+    def reader(
+        self, consumer: _Consumer, *, shadow: Shadow | None = None, references: References | None = None
+    ) -> Reader:
+        """Return a reader of what a consumer delivers."""
+        return Reader(
+            fetch_bytes=FETCH_BYTES,
+            shadow=shadow or Shadow(),
+            consumer=consumer,  # type: ignore[arg-type]
+            references=references or References((), lambda *_: pytest.fail("loads nothing")),
+            model="digits",
+            rules=AttributeRules(recorded=frozenset(), hashed=frozenset()),
+            queues=self.queues,
+            in_flight=self.in_flight,
+            meters=self.meters,
+            health=self.health,
+            clock=SystemClock(),
+            stop=Stop(),
+        )
+
     async def replay(self) -> None:
         """Take the batch that was put in as far as its replay."""
         await asyncio.wait_for(self.stages.assemble_one(), DEADLINE_S)
@@ -277,19 +296,8 @@ async def test_a_message_that_the_reader_fails_on_is_released() -> None:
     deliveries = [_Delivery(b"no exchange"), _Delivery(encode(exchange_of(inputs_of(1))))]
     with ThreadPoolExecutor(1) as thread:
         bench = _Bench(lambda: None, thread)
-        reader = Reader(
-            fetch_bytes=FETCH_BYTES,
-            shadow=Shadow(),
-            consumer=_Consumer(deliveries),  # type: ignore[arg-type]
-            references=Broken((), lambda *_: pytest.fail("loads nothing")),
-            model="digits",
-            rules=AttributeRules(recorded=frozenset(), hashed=frozenset()),
-            queues=bench.queues,
-            in_flight=bench.in_flight,
-            meters=bench.meters,
-            health=bench.health,
-            clock=SystemClock(),
-            stop=Stop(),
+        reader = bench.reader(
+            _Consumer(deliveries), references=Broken((), lambda *_: pytest.fail("loads nothing"))
         )
         with pytest.raises(ArithmeticError):
             await reader.read_once()
@@ -302,19 +310,8 @@ async def test_a_batch_fills_for_longer_than_a_fetch_takes(delay_s: float, n_que
     """A fetch ends after a second at the latest; with a longer `batch_delay_s` the batch waits for more."""
     with ThreadPoolExecutor(1) as thread:
         bench = _Bench(lambda: None, thread)
-        reader = Reader(
-            fetch_bytes=FETCH_BYTES,
-            shadow=Shadow(batch_delay_s=delay_s),
-            consumer=_Consumer([_Delivery(encode(exchange_of(inputs_of(1))))]),  # type: ignore[arg-type]
-            references=References((), lambda *_: pytest.fail("loads nothing")),
-            model="digits",
-            rules=AttributeRules(recorded=frozenset(), hashed=frozenset()),
-            queues=bench.queues,
-            in_flight=bench.in_flight,
-            meters=bench.meters,
-            health=bench.health,
-            clock=SystemClock(),
-            stop=Stop(),
+        reader = bench.reader(
+            _Consumer([_Delivery(encode(exchange_of(inputs_of(1))))]), shadow=Shadow(batch_delay_s=delay_s)
         )
         await reader.read_once()
         taking = asyncio.create_task(bench.queues.take())
@@ -332,20 +329,7 @@ async def test_a_batch_of_a_quick_reference_is_what_it_replays_in_half_of_the_de
     with ThreadPoolExecutor(1) as thread:
         bench = _Bench(lambda: None, thread)
         consumer = _Consumer([])
-        reader = Reader(
-            fetch_bytes=FETCH_BYTES,
-            shadow=Shadow(batch_delay_s=delay_s),
-            consumer=consumer,  # type: ignore[arg-type]
-            references=References((), lambda *_: pytest.fail("loads nothing")),
-            model="digits",
-            rules=AttributeRules(recorded=frozenset(), hashed=frozenset()),
-            queues=bench.queues,
-            in_flight=bench.in_flight,
-            meters=bench.meters,
-            health=bench.health,
-            clock=SystemClock(),
-            stop=Stop(),
-        )
+        reader = bench.reader(consumer, shadow=Shadow(batch_delay_s=delay_s))
         await bench.queues.put("digits", [])
         ready, _ = await bench.queues.take()
         bench.queues.charge(ready, 0.064, 64)
